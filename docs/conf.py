@@ -1,0 +1,24 @@
+"""How Sphinx makes the manual: `nox -s docs`, into docs/_build/html."""
+
+from __future__ import annotations
+
+import scanfield
+
+project = "scanfield"
+author = "the scanfield contributors"
+copyright = f"2026, {author}"  # noqa: A001 (the name that Sphinx reads)
+version = release = scanfield.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"scanfield {version}"
+html_show_sourcelink = False
+
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # shapes and types stand in the docstrings, in words
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False

@@ -1,0 +1,239 @@
+"""Every check of the project, a session each.
+
+    nox -l                                    the menu
+    nox                                       what CI runs
+    nox -s "tests(jax)"                       one session
+    nox -s "tests(torch)" -- -k gdn2 -x       what stands after -- goes to the tool
+    nox -R -s lint                            once more, without installing once more
+    nox -t cpu                                the tests on every array library that needs no GPU
+
+Everything is installed in the versions of constraints/tested.txt. The environments are made by virtualenv and
+filled by pip, whatever else is on the machine: only pip finds the CPU build of torch that constraints/tested.txt
+speaks of.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+# What CI runs. Not here: tests(cupy), which needs a GPU; the other Python versions, which may not be installed; bench.
+nox.options.sessions = [
+    "lint",
+    "typing",
+    "tests(numpy)",
+    "tests(strict)",
+    "tests(torch)",
+    "tests(jax)",
+    "tests(dask)",
+    "agree",
+    "minimums",
+    "build",
+    "docs",
+    "demo",
+]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+TESTED = "constraints/tested.txt"
+
+# The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
+# alone, so that an import of another one cannot go unnoticed.
+LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
+    "numpy": ([], ["peers"]),
+    "strict": ([], ["strict"]),
+    "torch": (["torch"], ["peers-torch"]),
+    "jax": (["jax"], []),
+    "dask": (["dask"], []),
+    "cupy": (["cupy-cuda12"], []),
+}
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job on real data: libraries found, their agreement, a forecast; under three minutes."""
+    install(session, ["numba", "torch", "jax", "cli", "plot"], ["demo"])
+    session.run("python", "-m", "scanfield.cli", "demo", *session.posargs, env=environment())
+
+
+@nox.session
+@nox.parametrize("library", [nox.param(x, id=x, tags=["gpu" if x == "cupy" else "cpu"]) for x in LIBRARIES])
+def tests(session: nox.Session, library: str) -> None:
+    """The tests on one array library, the only one installed; tests(cupy) needs a GPU."""
+    extras, groups = LIBRARIES[library]
+    install(session, extras, ["test", *groups])
+    if library == "torch":
+        # Only its files of plain PyTorch are read; its dependencies would bring Triton and a second torch.
+        session.install("--no-compile", "--no-deps", "-c", TESTED, "fla-core")
+    run_tests(session, library)
+
+
+@nox.session(name="tests-numpy", python=["3.12", "3.13"], default=False)
+def tests_numpy(session: nox.Session) -> None:
+    """The tests on NumPy under another Python version."""
+    extras, groups = LIBRARIES["numpy"]
+    install(session, extras, ["test", *groups])
+    run_tests(session, "numpy")
+
+
+@nox.session
+def agree(session: nox.Session) -> None:
+    """Every implementation against every other, all libraries at once; a planted wrong one must be caught."""
+    install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
+    session.run("scanfield", "check", "--full", *session.posargs, env=environment())
+    session.run("pytest", "tests/agree", env=environment())
+
+
+@nox.session
+def minimums(session: nox.Session) -> None:
+    """The tests with the lowest versions that pyproject.toml claims for the core, numba and jax."""
+    project = PROJECT["project"]
+    claimed = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["numba"],
+        *project["optional-dependencies"]["jax"],
+    ]
+    tools = nox.project.dependency_groups(PROJECT, "test")
+    session.install("--no-compile", "-e", ".", *map(lowest, claimed), *map(tested, tools))
+    run_tests(session, "numpy")
+    run_tests(session, "jax")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style (ruff), the import rules of the house (import-linter), spelling (codespell); `-- --fix` mends."""
+    install_tools(session, ["lint"])
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]))
+    # The packages are found, not imported: they need not be installed.
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(["src", "backends"])})
+    session.run("codespell")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Static types: mypy, strict, over src and backends."""
+    install(session, ["jax", "cli", "plot"], ["typing"])
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheel and sdist, each installed and imported alone; the example project runs on the wheel."""
+    session.install("-c", TESTED, "build")
+    scratch = Path(session.create_tmp()).resolve()
+    shutil.rmtree(scratch)
+    dist = scratch / "dist"
+    session.run("python", "-m", "build", "--outdir", str(dist))  # the wheel is built from the sdist
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    check_contents(session, wheel, sdist)
+
+    for archive in (sdist, wheel):
+        python = scratch / archive.suffix[1:] / ("Scripts" if os.name == "nt" else "bin") / "python"
+        session.run("python", "-m", "venv", str(python.parent.parent))
+        session.run(str(python), "-m", "pip", "install", "--quiet", "-c", TESTED, str(archive), external=True)
+        session.run(str(python), "-I", "-W", "error", "-c", IMPORTS, external=True)
+
+    # `python` is the wheel's environment now: core dependencies and nothing else.
+    example = shutil.copytree("examples/downstream_numpy", scratch / "downstream_numpy")
+    session.run(
+        str(python), "-m", "pip", "install", "--quiet", "-c", TESTED, f"{example}[test]", external=True
+    )
+    with session.chdir(example):
+        session.run(str(python), "-m", "pytest", external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The manual, warnings as errors; the examples of the docstrings and the README are run."""
+    install(session, [], ["docs", "test"])
+    session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
+    session.run("pytest", "--doctest-modules", "src/scanfield")
+    session.run("python", "docs/run_examples.py", "README.md")
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Timings beside those of peers in the same run; `-- NAME` runs one of benchmarks/."""
+    install(session, ["numba", "torch", "jax"], ["bench"])
+    for script in session.posargs or sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py")):
+        session.run("python", f"benchmarks/{script}.py", env=environment())
+
+
+# What a fresh environment says of an installed distribution.
+IMPORTS = """
+import importlib.metadata, importlib.resources, sys
+import scanfield
+heavy = {"torch", "jax", "cupy", "dask", "numba"} & set(sys.modules)
+assert not heavy, f"import scanfield imported {heavy}"
+assert scanfield.__version__ == importlib.metadata.version("scanfield")
+points = importlib.metadata.entry_points(group="scanfield.backends")
+assert points, "the distribution has no scanfield.backends entry points"
+for point in points:
+    point.load()  # a manifest is light: it loads without its library
+    assert importlib.resources.files(point.module).joinpath("py.typed").is_file()
+assert importlib.resources.files("scanfield").joinpath("py.typed").is_file()
+print("scanfield", scanfield.__version__, "from", scanfield.__path__[0], "with", [point.name for point in points])
+"""
+
+
+def install(session: nox.Session, extras: list[str], groups: list[str]) -> None:
+    """Install scanfield, editable, with these extras and the tools of these dependency-groups."""
+    tools = nox.project.dependency_groups(PROJECT, *groups)
+    # pip would compile every file of a package; Python compiles what it imports. For torch and jax that is 25 seconds.
+    session.install("--no-compile", "-c", TESTED, "-e", f".[{','.join(extras)}]", *tools)
+
+
+def install_tools(session: nox.Session, groups: list[str]) -> None:
+    """Install the tools of these dependency-groups alone."""
+    session.install("-c", TESTED, *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def run_tests(session: nox.Session, library: str) -> None:
+    """Run pytest on one array library; the whole of tests/ unless posargs say otherwise."""
+    session.run("pytest", f"--backend={library}", *session.posargs, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """Variables for a run: bytecode is kept (see `install`), plots need no screen, nothing asks a network."""
+    return {"PYTHONDONTWRITEBYTECODE": "", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+
+
+def lowest(requirement: str) -> str:
+    """The requirement at the lowest version that it admits."""
+    parsed = Requirement(requirement)
+    (bound,) = [s.version for s in parsed.specifier if s.operator == ">="]
+    return f"{parsed.name}=={bound}"
+
+
+def tested(requirement: str) -> str:
+    """The requirement at its version in the constraints file."""
+    pins = [Requirement(line) for line in Path(TESTED).read_text().splitlines() if line and line[0] != "#"]
+    name = canonicalize_name(Requirement(requirement).name)
+    (pin,) = [pin for pin in pins if canonicalize_name(pin.name) == name]
+    return str(pin)
+
+
+def check_contents(session: nox.Session, wheel: Path, sdist: Path) -> None:
+    """Stop unless both archives hold what they should, and the wheel nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    strangers = {top for top in tops if top.split("-")[0].split("_")[0] != "scanfield"}
+    if strangers or "scanfield" not in tops:
+        session.error(
+            f"{wheel.name} holds {sorted(tops)}: packages of scanfield and nothing else should be there"
+        )
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    missing = {"src", "backends", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"} - tops
+    if missing:
+        session.error(f"{sdist.name} lacks {sorted(missing)}")

@@ -1,0 +1,70 @@
+"""scanfield: sequence recurrences and Helmholtz networks for arrays of any library."""
+
+__version__ = "0.1.0"
+
+from scanfield.affine import Affine, apply, compose, summarise
+from scanfield.dispatch import backends, operations, use
+from scanfield.errors import (
+    ArgumentError,
+    BackendError,
+    DeviceError,
+    DtypeError,
+    ScanfieldError,
+    ShapeError,
+    StateError,
+)
+from scanfield.gradients import GradientReport, check_gradients, vjp
+from scanfield.inspection import explain, warmup
+from scanfield.scans.associative import associative_scan
+from scanfield.scans.delta_family import (
+    comba,
+    delta_rule,
+    gated_delta_product,
+    gated_delta_rule,
+    gla,
+    kda,
+    linear_attention,
+    retention,
+    ssd,
+)
+from scanfield.scans.gated_delta import gdn2
+from scanfield.scans.linear import linear_scan
+from scanfield.scans.selective import selective_scan
+from scanfield.scans.surface import ScanResult, ScanStates
+
+__all__ = [
+    "Affine",
+    "ArgumentError",
+    "BackendError",
+    "DeviceError",
+    "DtypeError",
+    "GradientReport",
+    "ScanResult",
+    "ScanStates",
+    "ScanfieldError",
+    "ShapeError",
+    "StateError",
+    "apply",
+    "associative_scan",
+    "backends",
+    "check_gradients",
+    "comba",
+    "compose",
+    "delta_rule",
+    "explain",
+    "gated_delta_product",
+    "gated_delta_rule",
+    "gdn2",
+    "gla",
+    "kda",
+    "linear_attention",
+    "linear_scan",
+    "operations",
+    "retention",
+    "selective_scan",
+    "ssd",
+    "summarise",
+    "use",
+    "vjp",
+    "warmup",
+]

@@ -1,0 +1,39 @@
+"""The command line: `scanfield info | check | demo`, also as `python -m scanfield`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from scanfield.errors import ScanfieldError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
+    # Parsing imports the commands' modules, and these only what they need to describe themselves.
+    from scanfield.cli import check, demo, info
+
+    parser = argparse.ArgumentParser(
+        prog="scanfield",
+        description="Scans and their gradients on arrays of any library.",
+        epilog="scanfield COMMAND --help shows examples.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (info, check, demo):
+        command.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except ScanfieldError as error:
+        print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Point stdout elsewhere, or the interpreter complains while it shuts
+        # down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status

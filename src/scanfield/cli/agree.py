@@ -1,0 +1,321 @@
+"""The comparison of all implementations on this machine with each other.
+
+For each operation of the registry the same seeded inputs go to every place (a library on a device) and,
+there, to every candidate that `scanfield.explain` names. Forward, step, all gradients and the summary are
+taken, and every pair of runs is compared. There is no list of candidates here: a plugin's candidate is
+compared by being installed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy
+
+import scanfield
+from scanfield import dispatch
+from scanfield.cli import draws
+from scanfield.cli.places import Place
+from scanfield.dispatch import Record
+from scanfield.errors import BackendError
+
+TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
+"""The largest difference allowed, over the largest value of the array; a candidate may state more."""
+
+
+class Run(NamedTuple):
+    """One candidate at one place."""
+
+    place: str
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.candidate}"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element at which two runs differ most, in units of the tolerance."""
+
+    excess: float
+    """Deviation over tolerance: above 1 they disagree; infinite where only one is finite."""
+    deviation: float
+    tolerance: float
+    operation: str
+    regime: str
+    dtype: str
+    array: str
+    index: tuple[int, ...]
+    left: Any
+    right: Any
+
+    def where(self) -> str:
+        """The element in words: `gdn2 float32, strong decay: d_key[0, 3, 1, 2]`."""
+        place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        return f"{self.operation} {self.dtype}, {self.regime}: {self.array}{place}"
+
+
+@dataclass
+class Pair:
+    """What the comparison of two runs has shown so far."""
+
+    compared: int = 0
+    """Arrays compared."""
+    failed: list[Worst] = field(default_factory=list)
+    """The worst element of every array that is beyond its tolerance."""
+    worst: dict[str, Worst] = field(default_factory=dict)
+    """Operation -> the worst element of all its arrays."""
+
+    def add(self, found: Worst) -> None:
+        """Count one array."""
+        self.compared += 1
+        known = self.worst.get(found.operation)
+        if known is None or found.excess > known.excess:
+            self.worst[found.operation] = found
+        if found.excess > 1:
+            self.failed.append(found)
+
+
+class Crash(NamedTuple):
+    """A run that raised."""
+
+    run: Run
+    operation: str
+    regime: str
+    dtype: str
+    verb: str
+    message: str
+
+
+@dataclass
+class Report:
+    """All pairs, and what could not be compared."""
+
+    pairs: dict[tuple[Run, Run], Pair] = field(default_factory=dict)
+    crashes: list[Crash] = field(default_factory=list)
+    declined: dict[tuple[Run, str], set[str]] = field(default_factory=dict)
+    """(run, reason) -> the operations that it was given for."""
+    alone: set[str] = field(default_factory=set)
+    """Operations with a single run: there is nothing to compare them with."""
+
+    @property
+    def agree(self) -> bool:
+        """Nothing raised and no pair is apart."""
+        return not self.crashes and not any(pair.failed for pair in self.pairs.values())
+
+
+def operations(wanted: Iterable[str] | None = None) -> list[Record]:
+    """The records of the named operations, or of all."""
+    records = {record.name: record for record in scanfield.operations()}
+    if wanted is None:
+        return list(records.values())
+    unknown = [name for name in wanted if name not in records]
+    if unknown:
+        raise scanfield.ArgumentError(f"unknown operation {unknown[0]!r}; known are {', '.join(records)}")
+    return [records[name] for name in dict.fromkeys(wanted)]
+
+
+def compare(
+    records: Iterable[Record],
+    places: list[Place],
+    *,
+    full: bool = False,
+    dtypes: Iterable[str] = ("float64", "float32"),
+    done: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """Run everything and compare every pair; `done` hears of each operation and dtype."""
+    report = Report()
+    for record in records:
+        for dtype in dtypes:
+            here = [place for place in places if dtype in place.dtypes]
+            runs: set[Run] = set()
+            for case in draws.cases(record, _function(record), draws.FULL if full else draws.QUICK):
+                results = _results(record, case, dtype, here, report)
+                runs |= results.keys()
+                _compare_case(record, case, dtype, results, report)
+            if len(runs) == 1:
+                report.alone.add(record.name)
+            done(f"{record.name} {dtype}")
+    return report
+
+
+# ------------------------------------------------------------------------------------------------------------
+# running
+
+
+Arrays = dict[str, numpy.ndarray]
+
+
+def _results(
+    record: Record, case: draws.Case, dtype: str, places: list[Place], report: Report
+) -> dict[Run, Arrays]:
+    results: dict[Run, Arrays] = {}
+    for place in places:
+        with place.scope():
+            arrays = {name: place.array(_narrow(values, dtype)) for name, values in case.arrays.items()}
+            token = {name: place.array(_narrow(values, dtype)) for name, values in (case.token or {}).items()}
+            for candidate in _candidates(record, arrays, case.options):
+                run = Run(str(place), candidate)
+                found: Arrays = {}
+                with scanfield.use(method=candidate):
+                    for verb, take in _VERBS.items():
+                        if verb == "step" and not token:
+                            continue
+                        try:
+                            taken = take(record, arrays, token, case.options, place)
+                            # Here too it may raise: some libraries compute when they are asked for numbers.
+                            found |= {name: place.numpy(array) for name, array in taken.items()}
+                        except BackendError as error:  # it declines, or has no such verb: it says so in words
+                            report.declined.setdefault((run, str(error)), set()).add(record.name)
+                        # Whatever else a candidate raises is a finding about that candidate, not the end of
+                        # the check.
+                        except Exception as error:
+                            words = f"{type(error).__name__}: {error}"
+                            report.crashes.append(
+                                Crash(run, record.name, case.regime.name, dtype, verb, words)
+                            )
+                if found:
+                    results[run] = found
+    return results
+
+
+def _candidates(record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    told = scanfield.explain(_function(record), **arrays, **options)
+    return list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
+
+
+def _function(record: Record) -> Any:
+    return getattr(scanfield, record.name)
+
+
+def _narrow(values: numpy.ndarray, dtype: str) -> numpy.ndarray:
+    if values.dtype.kind == "c":
+        dtype = {"float32": "complex64", "float64": "complex128"}[dtype]
+    # Through float32 in any case, so that both dtypes have the same inputs.
+    narrow = values.astype("complex64" if values.dtype.kind == "c" else "float32")
+    return narrow.astype(dtype)
+
+
+def _whole(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+    result = _function(record)(**arrays, **options)
+    return {"output": result.output, "final_state": result.final_state}
+
+
+def _gradients(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+    result, pullback = scanfield.vjp(_function(record), **arrays, **options)
+    cotangents = [_cotangent(place.numpy(array), i) for i, array in enumerate(result)]
+    gradients = pullback(*(place.array(cotangent) for cotangent in cotangents))
+    return {f"d_{name}": gradient for name, gradient in gradients.items()}
+
+
+def _cotangent(like: numpy.ndarray, seed: int) -> numpy.ndarray:
+    rng = numpy.random.default_rng(seed)
+    values = rng.standard_normal(like.shape)
+    if like.dtype.kind == "c":
+        values = values + 1j * rng.standard_normal(like.shape)
+    # Rounded to float32 for the same reason as the inputs.
+    return values.astype("complex64" if like.dtype.kind == "c" else "float32").astype(like.dtype)
+
+
+def _step(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+    function = _function(record)
+    state = next(
+        (arrays[entry.name] for entry in record.inputs if entry.role == "state" and entry.name in arrays),
+        None,
+    )
+    options = {name: value for name, value in options.items() if name != "chunk_size"}
+    output, state = function.step(state, **token, **options)
+    return {"step's output": output, "step's state": state}
+
+
+def _summary(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+    made = scanfield.summarise(_function(record), **arrays, **options)
+    return {"summary's transition": made.transition, "summary's state": made.state}
+
+
+_VERBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "forward": _whole,
+    "gradients": _gradients,
+    "step": _step,
+    "summary": _summary,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# comparing
+
+
+def _compare_case(
+    record: Record, case: draws.Case, dtype: str, results: Mapping[Run, Arrays], report: Report
+) -> None:
+    for left, right in itertools.combinations(results, 2):
+        pair = report.pairs.setdefault((left, right), Pair())
+        tolerance = max(TOLERANCE[dtype], _stated(left.candidate, dtype), _stated(right.candidate, dtype))
+        size = {
+            kind: _largest(
+                [a for run in (left, right) for n, a in results[run].items() if n.startswith("d_") == kind]
+            )
+            for kind in (True, False)
+        }
+        for name in results[left].keys() & results[right].keys():
+            excess, index, values = apart(
+                results[left][name], results[right][name], size[name.startswith("d_")], dtype
+            )
+            pair.add(
+                Worst(
+                    excess / tolerance,
+                    excess,
+                    tolerance,
+                    record.name,
+                    case.regime.name,
+                    dtype,
+                    name,
+                    index,
+                    *values,
+                )
+            )
+
+
+def _stated(name: str, dtype: str) -> float:
+    """The tolerance that a candidate's manifest states."""
+    stated = (
+        candidate.tolerance.get(dtype, 0.0)
+        for manifest in dispatch.manifests()
+        for candidate in manifest.candidates
+        if candidate.name == name
+    )
+    return max(stated, default=0.0)
+
+
+def _largest(arrays: list[numpy.ndarray]) -> float:
+    return max(
+        (float(numpy.max(numpy.abs(a), initial=0.0, where=numpy.isfinite(a))) for a in arrays), default=0.0
+    )
+
+
+def apart(
+    left: numpy.ndarray, right: numpy.ndarray, size_of_all: float, dtype: str
+) -> tuple[float, tuple[int, ...], tuple[Any, Any]]:
+    """The largest difference in units of the largest value, where it is, and both values there.
+
+    An array that is nothing but zeros for one of the two is measured by the largest value of all arrays of
+    its kind: there, the other's rounding noise is no disagreement.
+    """
+    if left.shape != right.shape:
+        return numpy.inf, (), (complex(left.size), complex(right.size))
+    if left.size == 0:
+        return 0.0, (), (0.0, 0.0)
+    size = min(_largest([left]), _largest([right])) or size_of_all or 1.0
+    # What is smaller than this may have been flushed to zero by hardware that has no subnormal numbers.
+    size = max(size, float(numpy.finfo(dtype).tiny) / TOLERANCE[dtype])
+    with numpy.errstate(invalid="ignore"):
+        apart = numpy.abs(left - right) / size
+    same = (left == right) | (numpy.isnan(left) & numpy.isnan(right))
+    apart = numpy.where(
+        same, 0.0, numpy.where(numpy.isfinite(left) & numpy.isfinite(right), apart, numpy.inf)
+    )
+    index = tuple(int(i) for i in numpy.unravel_index(int(numpy.argmax(apart)), apart.shape))
+    return float(apart[index]), index, (left[index].item(), right[index].item())

@@ -1,0 +1,155 @@
+"""`scanfield check`: every implementation of every operation on this machine, compared with every other.
+
+Forward, step, all gradients and the summary of each operation run on the same inputs, in float64 and float32,
+for every library and device found and every candidate there, and every pair of results is compared: at most
+4e-6 of an array's largest value may lie between them in float32 and 1e-12 in float64, unless a candidate
+states more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from scanfield.cli import agree
+from scanfield.cli.console import progress, table
+from scanfield.cli.places import places
+
+_EXAMPLES = """\
+examples:
+  scanfield check                         a quick look at everything: plain calls, with and without optional
+  inputs scanfield check --full                  also strong decay, resets, zeros, packed and reversed
+  sequences, other layouts, ... scanfield check --library numpy --library torch scanfield check --operation
+  gdn2 --operation kda --full scanfield check --json > check.json
+
+exit status: 0 all agree, 1 some do not or raised, 2 a name that is not known
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command to argparse."""
+    parser = commands.add_parser(
+        "check",
+        help="compare all implementations on this machine with each other",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--full", action="store_true", help="adversarial inputs too")
+    parser.add_argument(
+        "--library", action="append", metavar="NAME", help="only this library (may be repeated)"
+    )
+    parser.add_argument(
+        "--operation", action="append", metavar="NAME", help="only this operation (may be repeated)"
+    )
+    parser.add_argument(
+        "--by-operation", action="store_true", help="the worst element of each pair for each operation"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare, print, and say by the exit status whether all agree."""
+    records = agree.operations(arguments.operation)
+    everywhere = places(arguments.library)
+    with progress("checking", 2 * len(records), quiet=arguments.json) as tick:
+        report = agree.compare(records, everywhere, full=arguments.full, done=tick)
+    print(
+        json.dumps(as_json(report), indent=2) if arguments.json else as_text(report, arguments.by_operation)
+    )
+    return 0 if report.agree else 1
+
+
+def as_text(report: agree.Report, by_operation: bool = False) -> str:
+    """The worst element of each pair, then everything that went wrong or could not be compared."""
+    parts = []
+    if report.pairs:
+        parts.append(table(_rows(report, by_operation)))
+    for (left, right), pair in report.pairs.items():
+        parts += [
+            f"APART  {left} and {right}\n"
+            f"       {worst.where()}: {_number(worst.left)} and {_number(worst.right)}, "
+            f"{worst.deviation:.1e} of the largest value, where {worst.tolerance:.0e} is allowed"
+            for worst in sorted(pair.failed, key=lambda worst: -worst.excess)[:_SHOWN]
+        ]
+        if len(pair.failed) > _SHOWN:
+            parts.append(f"       and {len(pair.failed) - _SHOWN} more arrays of {left} and {right}")
+    parts += [
+        f"RAISED {crash.run}: {crash.operation} {crash.dtype}, {crash.regime}, {crash.verb}\n"
+        f"       {crash.message}"
+        for crash in report.crashes
+    ]
+    parts += [
+        f"not compared: {run}, {', '.join(sorted(names))}: {reason}"
+        for (run, reason), names in report.declined.items()
+    ]
+    if report.alone:
+        parts.append(
+            f"only one implementation here, so nothing to compare: {', '.join(sorted(report.alone))}"
+        )
+    compared = sum(pair.compared for pair in report.pairs.values())
+    verdict = "all agree" if report.agree else "NOT all agree"
+    parts.append(f"{len(report.pairs)} pairs, {compared} arrays compared: {verdict}")
+    return "\n".join(parts)
+
+
+# Arrays beyond their tolerance shown for each pair: the first few tell what is wrong.
+_SHOWN = 5
+
+
+def _rows(report: agree.Report, by_operation: bool) -> Iterable[tuple[str, ...]]:
+    yield ("pair", "", "arrays", "worst / allowed", "worst element", "left", "right")
+    for (left, right), pair in report.pairs.items():
+        found = sorted(pair.worst.values(), key=lambda worst: -worst.excess)
+        for worst in found if by_operation else found[:1]:
+            yield (
+                str(left),
+                str(right),
+                str(pair.compared),
+                f"{worst.deviation:.1e} / {worst.tolerance:.0e}" + ("  APART" if worst.excess > 1 else ""),
+                worst.where(),
+                _number(worst.left),
+                _number(worst.right),
+            )
+
+
+def _number(value: float | complex) -> str:
+    return f"{value:.9g}"
+
+
+def as_json(report: agree.Report) -> dict[str, Any]:
+    """The report as plain data."""
+    return {
+        "agree": report.agree,
+        "pairs": [
+            {
+                "left": str(left),
+                "right": str(right),
+                "compared": pair.compared,
+                "apart": [_worst_json(worst) for worst in pair.failed],
+                "worst": {name: _worst_json(worst) for name, worst in pair.worst.items()},
+            }
+            for (left, right), pair in report.pairs.items()
+        ],
+        "raised": [crash._asdict() | {"run": str(crash.run)} for crash in report.crashes],
+        "not_compared": [
+            {"run": str(run), "reason": reason, "operations": sorted(names)}
+            for (run, reason), names in report.declined.items()
+        ],
+        "alone": sorted(report.alone),
+    }
+
+
+def _worst_json(worst: agree.Worst) -> dict[str, Any]:
+    # JSON has neither complex numbers nor infinities: those go as text.
+    texts = {name: _number(getattr(worst, name)) for name in ("left", "right")}
+    sizes = {
+        name: size if math.isfinite(size := getattr(worst, name)) else "inf"
+        for name in ("excess", "deviation")
+    }
+    return dataclasses.asdict(worst) | texts | sizes | {"index": list(worst.index)}

@@ -1,0 +1,85 @@
+"""What the commands print: headings, tables, and progress that suits a terminal or a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+Tick = Callable[[str], None]
+
+# A log file gets one line of progress in so many seconds.
+_LOG_INTERVAL = 5.0
+
+
+def heading(text: str) -> None:
+    """A title with an empty line before it."""
+    print(f"\n{text}\n{'=' * len(text)}", flush=True)
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of text, the first one the head, with aligned columns."""
+    listed = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in listed
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Tick]:
+    """Yields a function to be called with a few words after each of `total` steps.
+
+    A terminal with rich installed gets a bar; anything else a line on stderr every few seconds, and one at
+    the end.
+    """
+    if quiet:
+        yield lambda words: None
+    elif sys.stderr.isatty() and find_spec("rich") is not None:
+        with _bar(label, total) as tick:
+            yield tick
+    else:
+        with _lines(label, total) as tick:
+            yield tick
+
+
+@contextmanager
+def _bar(label: str, total: int) -> Iterator[Tick]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, words="")
+        yield lambda words: bar.update(task, advance=1, words=words)
+
+
+@contextmanager
+def _lines(label: str, total: int) -> Iterator[Tick]:
+    start = shown = time.monotonic()
+    done = 0
+
+    def tick(words: str) -> None:
+        nonlocal shown, done
+        done += 1
+        now = time.monotonic()
+        if done == total or now - shown > _LOG_INTERVAL:
+            shown = now
+            print(
+                f"{label}: {done} of {total} after {now - start:.0f} s  {words}".rstrip(),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    yield tick

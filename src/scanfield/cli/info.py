@@ -1,0 +1,213 @@
+"""`scanfield info`: what is installed, what is missing, and which implementation runs what here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import scanfield
+from scanfield import dispatch
+from scanfield.cli import draws
+from scanfield.cli.console import heading, table
+from scanfield.cli.places import Place, places
+from scanfield.dispatch import Candidate, Explanation, Manifest, Record
+
+_EXAMPLES = """\
+examples:
+  scanfield info                    versions, libraries, devices, and what runs where
+  scanfield info --why gdn2         every candidate of one operation on every library, taken or declined, and
+  why scanfield info --json | jq .runs  the same for programs scanfield info --support-table    the table of
+  the README, as markdown
+"""
+
+_ALWAYS = ("numpy", "array-api-compat", "array-api-extra")
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command to argparse."""
+    parser = commands.add_parser(
+        "info",
+        help="versions, libraries, devices, and which implementation runs which operation",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--why", metavar="OPERATION", help="every candidate of one operation, and the reasons"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--support-table", action="store_true", help="print what runs where, as markdown")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    if arguments.support_table:
+        print(support_table())
+    elif arguments.why:
+        print("\n\n".join(str(told) for told in _why(arguments.why)))
+    elif arguments.json:
+        print(json.dumps(facts(), indent=2))
+    else:
+        _print_facts()
+    return 0
+
+
+def _print_facts() -> None:
+    known = facts()
+    versions = known["versions"]
+    print(f"scanfield {versions['scanfield']} on Python {versions['python']}, {known['platform']}")
+    print(f"threads: {known['threads']['cpus']} CPUs for this process", end="")
+    print("".join(f", {name}={value}" for name, value in known["threads"]["environment"].items()))
+    heading("Libraries")
+    print(libraries_table())
+    heading("Which implementation runs which operation")
+    print(runs_table(known["runs"]))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# facts
+
+
+def facts() -> dict[str, Any]:
+    """Everything that the command prints, as plain data."""
+    return {
+        "versions": {"scanfield": scanfield.__version__, "python": platform.python_version()}
+        | {name: _version(name) for name in _ALWAYS},
+        "platform": platform.platform(),
+        "threads": {
+            "cpus": _cpus(),
+            "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        },
+        "libraries": [
+            {
+                "name": backend.name,
+                "status": backend.status,
+                "version": backend.version,
+                "detail": backend.detail,
+                "install": backend.install,
+                "candidates": list(backend.candidates),
+            }
+            for backend in scanfield.backends()
+        ],
+        "runs": runs(places()),
+    }
+
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "XLA_FLAGS")
+
+
+def _cpus() -> int:
+    """CPUs that this process may use, which a container or taskset limits, where the system tells."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not a distribution here"
+
+
+def runs(everywhere: Iterable[Place]) -> list[dict[str, Any]]:
+    """For each place and operation the candidate that runs each verb, on small float32 arrays."""
+    return [
+        {
+            "place": str(place),
+            "operation": told.operation,
+            "function": record.name,
+            "taken": told.taken,
+            "declined": {
+                f"{verdict.candidate} {verdict.verb}": verdict.reason
+                for verdict in told.verdicts
+                if not verdict.taken
+            },
+        }
+        for place in everywhere
+        for record in scanfield.operations()
+        for told in [_explain(record, place)]
+    ]
+
+
+def _why(name: str) -> list[Explanation]:
+    records = {record.name: record for record in scanfield.operations()}
+    if name not in records:
+        raise scanfield.ArgumentError(f"unknown operation {name!r}; known are {', '.join(records)}")
+    return [_explain(records[name], place) for place in places()]
+
+
+def _explain(record: Record, place: Place) -> Explanation:
+    function = getattr(scanfield, record.name)
+    (case,) = draws.cases(record, function, draws.QUICK[:1])
+    with place.scope():
+        arrays = {name: place.array(values.astype("float32")) for name, values in case.arrays.items()}
+        return scanfield.explain(function, **arrays, **case.options)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# tables
+
+
+def libraries_table() -> str:
+    """The libraries and plugins that scanfield knows of, and how to get a missing one."""
+    rows = [("library", "status", "version", "own candidates", "")]
+    rows += [(b.name, b.status, b.version, ", ".join(b.candidates), b.detail) for b in scanfield.backends()]
+    return table(rows)
+
+
+def runs_table(listed: Iterable[dict[str, Any]]) -> str:
+    """One row an operation, one column a place; verbs are named where one candidate does not run all."""
+    cells: dict[str, dict[str, str]] = {}
+    columns: list[str] = []
+    for entry in listed:
+        if entry["place"] not in columns:
+            columns.append(entry["place"])
+        cells.setdefault(entry["function"], {})[entry["place"]] = _taken(entry["taken"])
+    return table(
+        [("operation", *columns), *((name, *(row[c] for c in columns)) for name, row in cells.items())]
+    )
+
+
+def _taken(by_verb: dict[str, str]) -> str:
+    verbs: dict[str, list[str]] = {}
+    for verb, candidate in by_verb.items():
+        verbs.setdefault(candidate, []).append(verb)
+    if len(verbs) == 1:
+        return next(iter(verbs))
+    return "; ".join(f"{candidate}: {', '.join(names)}" for candidate, names in verbs.items())
+
+
+def support_table() -> str:
+    """What each library brings of its own, from the registry alone: the same on every machine.
+
+    A library without a row of its own runs the generic code, and so does any other that follows the array API
+    standard.
+    """
+    records = scanfield.operations()
+    bases = [record.name for record in records if not hasattr(record, "base")]
+    lines = [
+        "| library | devices | implementation | operations | dtypes |",
+        "|---|---|---|---|---|",
+        f"| any of the array API standard | any | generic code | all {len(records)} "
+        "| float16, bfloat16, float32, float64, complex where it has a meaning |",
+    ]
+    for manifest in sorted(dispatch.manifests(), key=lambda manifest: manifest.library):
+        if manifest.loop:
+            lines.append(
+                f"| {manifest.library} | any | generic code over the library's own loop | all {len(records)} "
+                "| as above |"
+            )
+        lines += [_support_row(manifest, candidate, bases) for candidate in manifest.candidates]
+    return "\n".join(lines)
+
+
+def _support_row(manifest: Manifest, candidate: Candidate, bases: list[str]) -> str:
+    served = "all" if set(bases) <= set(candidate.operations) else ", ".join(candidate.operations)
+    name = f"`{candidate.name}`" + ("" if candidate.default else " (by `method=` only)")
+    return f"| {manifest.library} | {candidate.device} | {name} | {served} | {', '.join(candidate.dtypes)} |"

@@ -1,0 +1,110 @@
+"""What would run a call, and why (``explain``); paying the cost of first calls ahead (``warmup``)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scanfield.arrays import Array, dtype_of
+from scanfield.dispatch import Explanation, explain_call, operation_of
+from scanfield.errors import ArgumentError, BackendError
+from scanfield.gradients import vjp
+from scanfield.scans.surface import bind, record_of
+
+
+def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
+    """Every implementation that could run this call, which one does for each verb, and why the others do not.
+
+    Parameters
+    ----------
+    op, *arrays, **options
+        As in the call. Nothing is computed but what the preparation of the arrays needs.
+
+    Returns
+    -------
+    Explanation
+        ``taken`` maps each verb to the implementation that runs it; ``verdicts`` has a row for each pair; ``str()`` is a
+        table.
+
+    Raises
+    ------
+    As the call itself.
+
+    Examples
+    --------
+    >>> import numpy, scanfield
+    >>> a, b = numpy.full((1, 4, 1), 0.5), numpy.ones((1, 4, 1))
+    >>> scanfield.explain(scanfield.linear_scan, a, b, method="generic").taken["forward"]
+    'generic.recurrent'
+    """
+    bound = bind(op, arrays, options)
+    prepared = bound.record.prepare(bound.arrays, bound.options)
+    return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
+
+
+def warmup(
+    op: Any,
+    shapes: Mapping[str, Sequence[int]],
+    dtype: str = "float32",
+    *,
+    library: str = "numpy",
+    device: Any = None,
+    **options: Any,
+) -> Explanation:
+    """Run a scan and its gradient once on zeros, so that imports and compilation are paid now.
+
+    Parameters
+    ----------
+    op : a scan of scanfield
+    shapes : mapping
+        Name of each array to its shape; absent ones are None.
+    dtype : str
+        Of all arrays.
+    library : str
+        ``"numpy"``, ``"torch"``, ``"jax"``, ``"cupy"``, ``"dask"`` or the module of another array API namespace.
+    device : optional
+        As the library's ``zeros`` takes it.
+    **options
+        As in the call.
+
+    Returns
+    -------
+    Explanation
+        What ran.
+
+    Raises
+    ------
+    ArgumentError
+        For a name in ``shapes`` that is no array of the scan; BackendError for a library that is not installed.
+
+    Examples
+    --------
+    >>> import scanfield
+    >>> shape = (1, 4, 1)
+    >>> scanfield.warmup(scanfield.linear_scan, {"a": shape, "b": shape}, "float64").library
+    'numpy'
+    """
+    known = [entry.name for entry in record_of(op).inputs if entry.role != "index"]
+    for name in shapes:
+        if name not in known:
+            raise ArgumentError(f"shapes: {name!r} is no array of {record_of(op).name}; it has {', '.join(known)}")
+    xp = _namespace(library)
+    arrays = {name: xp.zeros(tuple(shape), dtype=dtype_of(xp, dtype), device=device) for name, shape in shapes.items()}
+    result, pullback = vjp(op, **arrays, **options)
+    pullback(result.output, result.final_state)
+    return explain(op, **arrays, **options)
+
+
+def _namespace(library: str) -> Any:
+    module = {
+        "numpy": "array_api_compat.numpy",
+        "torch": "array_api_compat.torch",
+        "cupy": "array_api_compat.cupy",
+        "dask": "array_api_compat.dask.array",
+        "jax": "jax.numpy",
+    }.get(library, library)
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendError(f"library: {library!r} cannot be imported: {error}") from None

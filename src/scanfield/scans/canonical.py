@@ -1,0 +1,220 @@
+"""From the user's arrays to canonical ones and back: layouts, sizes, libraries and dtypes, by the record of an operation.
+
+Glossary: a *layout* is a tuple of axis names; None in it is an axis that this layout lacks and that gets size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy
+
+from scanfield.arrays import (
+    COMPLEX,
+    COMPLEX_OF,
+    HALF,
+    Array,
+    Namespace,
+    cast,
+    check_floating,
+    check_same_library,
+    dtype_of,
+    is_complex,
+    widest,
+)
+from scanfield.dispatch import Input
+from scanfield.errors import ArgumentError, ShapeError
+
+Layout = tuple[str | None, ...]
+
+
+class Checked(NamedTuple):
+    """Canonical arrays by name (absent ones None), and what was learnt of them."""
+
+    arrays: dict[str, Array | None]
+    dims: dict[str, int]
+    xp: Namespace
+    library: str
+    compute: str
+    main_dtype: Any
+    given: dict[str, Array]
+    """The user's arrays, for the shapes and dtypes of their gradients."""
+
+
+class _Entry(NamedTuple):
+    name: str
+    role: str
+    optional: bool
+    complex_allowed: bool
+    layouts: dict[int, Layout]
+    tied: frozenset[str]
+
+
+class Canonical:
+    """The checks of one operation's inputs, made ready once from its record."""
+
+    def __init__(self, inputs: Sequence[Input], main: str) -> None:
+        self.main = main
+        arrays = [entry for entry in inputs if entry.role != "index"]
+        self._whole = tuple(_entry(entry, step=False) for entry in arrays)
+        self._step = tuple(_entry(entry, step=True) for entry in arrays)
+
+    def __call__(
+        self,
+        arrays: Mapping[str, Array | None],
+        *,
+        sequences: int | None = None,
+        step: bool = False,
+        known: Mapping[str, int] | None = None,
+    ) -> Checked:
+        """Check all arrays against each other and bring them to canonical layout and dtype.
+
+        ``sequences`` is the number of packed sequences (None: states have the batch's size); ``known`` are sizes that
+        no array has to show.
+        """
+        entries = self._step if step else self._whole
+        given = {}
+        for entry in entries:
+            array = arrays[entry.name]
+            if array is not None:
+                given[entry.name] = array
+            elif not entry.optional:
+                raise ArgumentError(f"{entry.name}: an array is needed, came None")
+        library = check_same_library(list(given.items()))
+        names = {
+            entry.name: check_floating(given[entry.name], entry.name, complex_allowed=entry.complex_allowed)
+            for entry in entries
+            if entry.name in given
+        }
+        xp = library.namespace
+        dims: dict[str, int] = dict(known or ())
+        if sequences is not None:
+            dims["sequence"] = sequences
+        canonical: dict[str, Array | None] = {}
+        compute = widest(names.values())
+        uniform = len(set(names.values())) == 1 and names[self.main] == compute
+        for entry in entries:
+            array = given.get(entry.name)
+            if array is None:
+                canonical[entry.name] = None
+                continue
+            array = _match(xp, entry, array, dims, given, entries)
+            if not uniform:
+                name = names[entry.name]
+                if name not in HALF or entry.role != "sequence":
+                    array = cast(xp, array, dtype_of(xp, COMPLEX_OF[compute] if name in COMPLEX else compute))
+            canonical[entry.name] = array
+        if step:
+            dims["time"] = 1
+        return Checked(canonical, dims, xp, library.name, compute, given[self.main].dtype, given)
+
+
+def _entry(entry: Input, *, step: bool) -> _Entry:
+    layouts: dict[int, Layout] = {}
+    for text in entry.layouts:
+        axes = tuple(None if axis == "1" else axis for axis in text.split())
+        if step and entry.role == "sequence":
+            if "time" not in axes:  # a token's array always has its batch axis, so that ranks tell layouts apart
+                continue
+            axes = tuple(None if axis == "time" else axis for axis in axes)
+        layouts[sum(axis is not None for axis in axes)] = axes
+    return _Entry(entry.name, entry.role, entry.optional, entry.complex_allowed, layouts, entry.tied)
+
+
+def _match(
+    xp: Namespace,
+    entry: _Entry,
+    array: Array,
+    dims: dict[str, int],
+    given: Mapping[str, Array],
+    entries: Sequence[_Entry],
+) -> Array:
+    shape = array.shape
+    layout = entry.layouts.get(len(shape))
+    if layout is None:
+        raise ShapeError(
+            f"{entry.name}: shape {tuple(shape)} has {len(shape)} axes; expected {_allowed(entry.layouts)}"
+        )
+    if entry.role == "state" and "sequence" not in dims:
+        dims["sequence"] = dims["batch"]
+    position = 0
+    for axis in layout:
+        if axis is None:
+            continue
+        size = shape[position]
+        position += 1
+        if dims.setdefault(axis, size) != size and not (size == 1 and axis in entry.tied):
+            raise _disagreement(entry, layout, shape, axis, dims, given, entries)
+    if position == len(layout):
+        return array
+    sizes = iter(shape)
+    return xp.reshape(array, tuple(1 if axis is None else next(sizes) for axis in layout))
+
+
+def _allowed(layouts: Mapping[int, Layout]) -> str:
+    return " or ".join(f"({_names(layout)})" for layout in layouts.values())
+
+
+def _names(layout: Layout) -> str:
+    return ", ".join(axis for axis in layout if axis is not None)
+
+
+def _disagreement(
+    entry: _Entry,
+    layout: Layout,
+    shape: Sequence[int],
+    axis: str,
+    dims: Mapping[str, int],
+    given: Mapping[str, Array],
+    entries: Sequence[_Entry],
+) -> ShapeError:
+    owner = next((e for e in entries if e.name in given and axis in (e.layouts.get(len(given[e.name].shape)) or ())), entry)
+    if owner.name != entry.name:
+        source = f"{owner.name} {tuple(given[owner.name].shape)}"
+    elif axis == "sequence":
+        source = "cu_seqlens" if dims.get("batch") != dims["sequence"] else "the batch"
+    else:
+        source = "the other arrays"
+    got = shape[[a for a in layout if a is not None].index(axis)]
+    wanted = tuple(dims.get(a, "?") for a in layout if a is not None)
+    text = str(wanted).replace("'", "")
+    return ShapeError(
+        f"{entry.name}: shape {tuple(shape)}, but ({_names(layout)}) = {text} is expected: "
+        f"axis {axis} is {got}, and {dims[axis]} by {source}"
+    )
+
+
+def restore(checked: Checked, gradients: Mapping[str, Array]) -> dict[str, Array]:
+    """Gradients of canonical arrays as gradients of the user's: their shapes and dtypes, the real part for real ones."""
+    xp = checked.xp
+    back = {}
+    with quiet(checked.library):
+        for name, gradient in gradients.items():
+            array = checked.given.get(name)
+            if array is None:
+                continue
+            if not is_complex(array) and is_complex(gradient):
+                gradient = xp.real(gradient)
+            if gradient.shape != array.shape:
+                gradient = xp.reshape(gradient, tuple(array.shape))
+            back[name] = cast(xp, gradient, array.dtype)
+    return back
+
+
+def quiet(library: str) -> AbstractContextManager[Any]:
+    """No floating-point warnings from NumPy: overflow and NaN come out as IEEE says, as in every other library."""
+    return numpy.errstate(all="ignore") if library == "numpy" else nullcontext()
+
+
+def cotangent(checked: Checked, array: Array | None, name: str, shape: Sequence[int], complex_result: bool) -> Array | None:
+    """A cotangent in the carry's dtype, its shape and library checked; None stays None."""
+    if array is None:
+        return None
+    first = next(iter(checked.given.items()))
+    check_same_library([first, (name, array)])
+    check_floating(array, name, complex_allowed=complex_result)
+    if tuple(array.shape) != tuple(shape):
+        raise ShapeError(f"{name}: shape {tuple(array.shape)}, but the result has shape {tuple(shape)}")
+    return cast(checked.xp, array, dtype_of(checked.xp, COMPLEX_OF[checked.compute] if complex_result else checked.compute))

@@ -1,0 +1,339 @@
+"""What every public scan shares: its results, unknown keywords, forward, step and the states between."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, Protocol, cast
+
+import numpy
+
+from scanfield.arrays import Array, library_of
+from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
+from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+
+P = ParamSpec("P")
+
+
+class ScanResult(NamedTuple):
+    """What a scan returns.
+
+    ``output`` has the main input's dtype; ``final_state`` is carried and returned in float32 at least.
+    """
+
+    output: Array
+    final_state: Array
+
+
+class ScanStates(NamedTuple):
+    """What a scan with ``states_at`` returns: ``states[:, i]`` is the state at the boundary before token ``t_i``."""
+
+    output: Array
+    final_state: Array
+    states: Array
+
+
+class Scan(Protocol[P]):
+    """A public scan: a function whose verbs are its attributes."""
+
+    record: Record
+    step: Callable[..., tuple[Array, Array]]
+    __name__: str
+    __qualname__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ScanResult:
+        """The whole sequence."""
+
+
+class Bound(NamedTuple):
+    """A user's call, sorted by kind."""
+
+    record: Record
+    arrays: dict[str, Array | None]
+    options: dict[str, Any]
+    states_at: Sequence[int] | str | None
+    method: str | None
+
+
+# What other projects call these arguments: an unknown keyword is answered with our name.
+_ELSEWHERE = {
+    "g": "log_decay",
+    "gk": "log_decay",
+    "alpha": "log_decay",
+    "gate": "log_decay",
+    "decay": "log_decay",
+    "log_alpha": "log_decay",
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "w": "write",
+    "p": "erase_key",
+    "x": "u",
+    "dt": "delta",
+    "dt_bias": "delta_bias",
+    "dt_softplus": "delta_softplus",
+    "h0": "initial_state",
+    "initial_states": "initial_state",
+    "attention_mask": "cu_seqlens",
+    "use_qk_l2norm_in_kernel": "qk_l2norm",
+}
+
+
+def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
+    """Turn a function into a public scan: unknown keywords get advice, and the verbs become its attributes."""
+
+    def decorate(function: Callable[P, ScanResult]) -> Scan[P]:
+        signature = inspect.signature(function)
+        known = frozenset(signature.parameters)
+
+        @functools.wraps(function)
+        def scan(*args: P.args, **kwargs: P.kwargs) -> ScanResult:
+            for keyword in kwargs:
+                if keyword not in known:
+                    raise unknown_keyword(record.name, keyword, known)
+            try:
+                return function(*args, **kwargs)
+            except ScanfieldError:
+                raise
+            except TypeError:
+                _check_binding(record.name, signature, args, kwargs)
+                raise
+
+        made = cast(Scan[P], scan)
+        made.record = record
+        made.step = _stepper(record, signature)
+        registry.register(record)
+        return made
+
+    return decorate
+
+
+def unknown_keyword(name: str, keyword: str, known: frozenset[str] | Sequence[str]) -> ArgumentError:
+    """The error for a keyword that nobody reads, with the name that was probably meant."""
+    likely = _ELSEWHERE.get(keyword)
+    if likely not in known:
+        close = difflib.get_close_matches(keyword, sorted(known), n=1)
+        likely = close[0] if close else None
+    hint = f"did you mean {likely!r}? " if likely else ""
+    return ArgumentError(f"{name}: unknown keyword {keyword!r}; {hint}it takes {', '.join(known_order(known))}")
+
+
+def known_order(known: frozenset[str] | Sequence[str]) -> list[str]:
+    """Keywords for a message: as given, sets by name."""
+    return sorted(known) if isinstance(known, frozenset) else list(known)
+
+
+def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentError(f"{name}: {error}; its arguments are {signature}") from None
+
+
+def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+    """The arguments of a public scan, sorted: arrays by name, options, and what concerns the call alone."""
+    record = record_of(op)
+    signature = inspect.signature(op)
+    for keyword in kwargs:
+        if keyword not in signature.parameters:
+            raise unknown_keyword(record.name, keyword, tuple(signature.parameters))
+    _check_binding(record.name, signature, args, kwargs)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    names = [entry.name for entry in record.inputs]
+    arrays = {name: arguments.pop(name) for name in names}
+    states_at, method = arguments.pop("states_at"), arguments.pop("method")
+    return Bound(record, arrays, arguments, states_at, method)
+
+
+def record_of(op: Any) -> Record:
+    """The record behind a public scan; ArgumentError for anything else."""
+    record = getattr(op, "record", None)
+    if record is None:
+        raise ArgumentError(
+            f"op: {getattr(op, '__name__', op)!r} is no scan of scanfield; known are "
+            f"{', '.join(record.name for record in registry.operations())}"
+        )
+    return cast(Record, record)
+
+
+def run(
+    record: Record,
+    arrays: Mapping[str, Array | None],
+    options: Mapping[str, Any],
+    states_at: Sequence[int] | str | None,
+    method: str | None,
+) -> ScanResult:
+    """Prepare, dispatch, name the results."""
+    prepared = record.prepare(arrays, options)
+    if states_at is not None:
+        return cast(ScanResult, _with_states(record, prepared, options, states_at, method))
+    y, last = registry.call(prepared.call, "forward", method)
+    return ScanResult(prepared.output(y), prepared.state(last))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one token
+
+
+_NOT_IN_STEP = ("cu_seqlens", "reverse", "states_at", "chunk_size", "initial_state")
+
+
+def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tuple[Array, Array]]:
+    parameters = [
+        inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *(parameter for name, parameter in signature.parameters.items() if name not in _NOT_IN_STEP),
+    ]
+    own = inspect.Signature(parameters)
+    state_name = next(entry.name for entry in record.inputs if entry.role == "state")
+    names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
+    known = tuple(own.parameters)
+    axis = {entry.name for entry in record.inputs if entry.role == "sequence"}
+
+    def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
+        for keyword in kwargs:
+            if keyword not in known:
+                raise unknown_keyword(f"{record.name}.step", keyword, known)
+        _check_binding(f"{record.name}.step", own, args, kwargs)
+        bound = own.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        method = arguments.pop("method")
+        arrays = {name: arguments.pop(name) for name in names}
+        arrays[state_name] = arguments.pop("state")
+        arrays |= dict.fromkeys(entry.name for entry in record.inputs if entry.role == "index")
+        prepared = record.prepare(arrays, {**arguments, "reverse": False, "chunk_size": None}, step=True)
+        y, last = registry.call(prepared.call, "step", method)
+        return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
+
+    step.__name__, step.__qualname__ = "step", f"{record.name}.step"
+    step.__module__ = record.prepare.__module__
+    step.__signature__ = own  # type: ignore[attr-defined]  # how inspect.signature reads a made function
+    step.__doc__ = f"""One token of ``{record.name}``: ``step(state, ...) -> (output, state)``.
+
+    Parameters
+    ----------
+    state : array or None
+        The state before the token; None is zeros. It is never changed.
+    {", ".join(name for name in names if name in axis)} : arrays
+        As in ``{record.name}``, without their time axis.
+
+    Returns
+    -------
+    (output, state)
+        The token's output, without time axis, and the new state.
+    """
+    return step
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# states between
+
+
+def _with_states(
+    record: Record, prepared: Prepared, options: Mapping[str, Any], states_at: Sequence[int] | str, method: str | None
+) -> ScanStates:
+    call = prepared.call
+    operation = operation_of(call)
+    roles = [entry.role for entry in operation.inputs]
+    if any(role == "index" and array is not None for role, array in zip(roles, call.arrays, strict=True)):
+        raise ArgumentError(
+            f"states_at: not together with cu_seqlens; call {record.name} on one sequence, whose boundaries are its own"
+        )
+    length = _time(operation, call)
+    time = length // prepared.stretch
+    cuts = boundaries(states_at, time, options.get("chunk_size"))
+    walked = [time - cut for cut in cuts] if options.get("reverse") else cuts
+    stops = sorted({*walked, time})
+    place = roles.index("state")
+    found: dict[int, Array] = {}
+    pieces, state, start = [], call.arrays[place], 0
+    for stop in stops:
+        output, state = registry.call(
+            _cut(operation, call, start * prepared.stretch, stop * prepared.stretch, state), "forward", method
+        )
+        found[stop] = state
+        pieces.append(output)
+        start = stop
+    xp = library_of(state, "state").namespace
+    output, final_state = prepared.output(xp.concat(pieces, axis=1)), prepared.state(state)
+    states = [prepared.state(found[cut]) for cut in walked]
+    if not states:
+        empty = xp.expand_dims(final_state, axis=1)
+        return ScanStates(output, final_state, empty[:, :0, ...])
+    return ScanStates(output, final_state, xp.stack(states, axis=1))
+
+
+def _time(operation: Operation, call: Call) -> int:
+    return int(
+        max(
+            (array.shape[1] for entry, array in zip(operation.inputs, call.arrays, strict=True)
+             if entry.role == "sequence" and array is not None and array.shape[1] != 1),
+            default=call.arrays[operation.main_index].shape[1],
+        )
+    )
+
+
+def _cut(operation: Operation, call: Call, start: int, stop: int, state: Array | None) -> Call:
+    arrays = []
+    length = _time(operation, call)
+    for entry, array in zip(operation.inputs, call.arrays, strict=True):
+        if entry.role == "state":
+            arrays.append(state)
+        elif entry.role == "sequence" and array is not None and (array.shape[1] == length):
+            arrays.append(array[:, start:stop, ...])
+        else:
+            arrays.append(array)
+    return call._replace(arrays=tuple(arrays))
+
+
+def boundaries(states_at: Sequence[int] | str, time: int, chunk_size: int | None) -> list[int]:
+    """The boundaries that ``states_at`` asks for: ``"chunks"`` is the start of each chunk."""
+    if isinstance(states_at, str):
+        if states_at != "chunks":
+            raise ArgumentError(f"states_at: {states_at!r}; allowed are 'chunks' and a sequence of boundaries")
+        return list(range(0, time, chunk_size or DEFAULT_CHUNK))
+    cuts = []
+    for value in states_at:
+        if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
+            raise DtypeError(f"states_at: expected integers, came {type(value).__name__} ({value!r})")
+        if not 0 <= value <= time:
+            raise ShapeError(f"states_at: boundary {value} lies outside 0..{time}")
+        cuts.append(int(value))
+    return cuts
+
+
+DEFAULT_CHUNK = 64
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# options
+
+
+def check_chunk_size(value: Any) -> int | None:
+    """A chunk size: None (let the implementation choose) or an integer of at least 1."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
+        raise ArgumentError(f"chunk_size: {value!r}; allowed is an integer of at least 1, or None")
+    return int(value)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """A Python or NumPy boolean."""
+    if not isinstance(value, bool | numpy.bool_):
+        raise ArgumentError(f"{name}: {value!r}; allowed are True and False")
+    return bool(value)
+
+
+def check_number(value: Any, name: str) -> float:
+    """A Python or NumPy real number as a Python float, which promotes alike in every library; no arrays."""
+    if isinstance(value, bool | numpy.bool_) or not isinstance(value, int | float | numpy.integer | numpy.floating):
+        raise DtypeError(
+            f"{name}: expected a Python number, came {type(value).__module__}.{type(value).__qualname__}; "
+            f"{name} = float({name})"
+        )
+    return float(value)

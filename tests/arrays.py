@@ -1,0 +1,303 @@
+"""Moves test data into an array library and back.
+
+Tests make their data in NumPy float64, hand it to one `Library` and compare what comes back with a float64
+truth:
+
+    x = library.array(numpy_array, "float32")      # on the library's test device
+    library.numpy(x)                               # float64 or complex128 NumPy again (integers stay)
+    library.dtype(x)                               # "float32", "bfloat16", ... as a plain word
+
+Every library is met in its least forgiving form: NumPy arrays are read-only, array-api-strict has all
+optional parts switched off and sits on a device that is not the default one, Dask counts how often it is
+computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+NAMES = ("numpy", "readonly", "strict", "torch", "jax", "dask", "cupy")
+# What `--backend` takes; `readonly` is not one of them because a numpy session runs it as a second parameter.
+SESSIONS = ("numpy", "strict", "torch", "jax", "dask", "cupy")
+
+# The widest type of each kind: what comparisons are made in.
+_WIDE = {"f": np.float64, "c": np.complex128}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a plain name; bfloat16 is the one of ml_dtypes."""
+    if name == "bfloat16":
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    return np.dtype(name)
+
+
+def complex_of(name: str) -> str:
+    """The complex dtype whose parts have the real dtype `name`."""
+    return {"float32": "complex64", "float64": "complex128"}[name]
+
+
+def wide(x: Any) -> np.ndarray:
+    """float64 or complex128 copy of any NumPy array of floats (ml_dtypes included); integers and bools stay."""
+    x = np.asarray(x)
+    if x.dtype.kind in "iub":
+        return x
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+class Library:
+    """NumPy with writable arrays; the base of the others."""
+
+    name = "numpy"
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+    device: Any = None  # None: the library's only or default device
+    short = False  # True where every time step is expensive, so that tests use a few steps only
+
+    def __init__(self) -> None:
+        self.xp = importlib.import_module("array_api_compat.numpy")
+
+    def __repr__(self) -> str:
+        return f"Library({self.name})"
+
+    # -- to the library --------------------------------------------------------------------------------------
+    def array(self, x: Any, dtype: str | None = None) -> Any:
+        """`x` (NumPy data, or None) as an array of this library.
+
+        `dtype` names a real float type; complex data get the complex type of the same width, integers stay
+        what they are, so that one call serves a whole mapping of inputs.
+        """
+        if x is None:
+            return None
+        x = np.asarray(x)
+        if dtype is None or x.dtype.kind in "iub":
+            target = x.dtype
+        elif x.dtype.kind == "c":
+            target = numpy_dtype(complex_of(dtype))
+        else:
+            target = numpy_dtype(dtype)
+        return self._from_numpy(np.array(x, dtype=target, order="C"))  # always a fresh copy
+
+    def arrays(self, mapping: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
+        return {name: self.array(x, dtype) for name, x in mapping.items()}
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        return x
+
+    # -- and back --------------------------------------------------------------------------------------------
+    def raw(self, x: Any) -> np.ndarray:
+        """NumPy array with the very bits of `x` (bfloat16 stays bfloat16)."""
+        return np.asarray(x)
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """float64 or complex128 NumPy array of `x`."""
+        return wide(self.raw(x))
+
+    def numpys(self, mapping: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {name: self.numpy(x) for name, x in mapping.items()}
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype).rpartition(".")[2]
+
+    def is_array(self, x: Any) -> bool:
+        """True when `x` is an array of this library (a result that changed library would slip through
+        otherwise).
+        """
+        return isinstance(x, np.ndarray)
+
+    def on_device(self, x: Any) -> bool:
+        """True when `x` lies on the device the inputs were made on."""
+        return True
+
+    # -- sizes -----------------------------------------------------------------------------------------------
+    def time(self, steps: int) -> int:
+        """The number of time steps to test with; fewer where a step is expensive."""
+        return min(steps, 5) if self.short else steps
+
+
+class Readonly(Library):
+    """NumPy arrays that raise when anyone writes into them."""
+
+    name = "readonly"
+
+    def _from_numpy(self, x: np.ndarray) -> np.ndarray:
+        x.flags.writeable = False
+        return x
+
+
+class Strict(Library):
+    """array-api-strict without any optional part, on a device that is not the default."""
+
+    name = "strict"
+    dtypes = ("float32", "float64", "complex64", "complex128")
+
+    def __init__(self) -> None:
+        self.xp = importlib.import_module("array_api_strict")
+        self.xp.set_array_api_strict_flags(
+            boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
+        )
+        self.device = self.xp.Device("device1")
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        return self.xp.asarray(x, device=self.device)
+
+    def raw(self, x: Any) -> np.ndarray:
+        return np.array(x.to_device(self.xp.Device("CPU_DEVICE")))
+
+    def is_array(self, x: Any) -> bool:
+        return type(x).__module__.startswith("array_api_strict")
+
+    def on_device(self, x: Any) -> bool:
+        return bool(x.device == self.device)
+
+
+class Torch(Library):
+    """CPU tensors. Half precision included; `raw` detaches."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self.torch = importlib.import_module("torch")
+        self.xp = importlib.import_module("array_api_compat.torch")
+        self.torch.set_num_threads(1)  # repeatable sums, and two slow cores are shared
+        self.torch.use_deterministic_algorithms(True)
+        self.device = self.torch.device("cpu")
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        if x.dtype.name == "bfloat16":  # torch does not know the NumPy extension type
+            return self.torch.asarray(x.astype(np.float32)).to(self.torch.bfloat16)
+        return self.torch.asarray(x)
+
+    def raw(self, x: Any) -> np.ndarray:
+        x = x.detach().resolve_conj().resolve_neg()
+        if x.dtype is self.torch.bfloat16:
+            return x.to(self.torch.float32).numpy().astype(numpy_dtype("bfloat16"))
+        return x.numpy().copy()
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, self.torch.Tensor)
+
+    def on_device(self, x: Any) -> bool:
+        return bool(x.device == self.device)
+
+
+class Jax(Library):
+    """JAX on the CPU with 64-bit types on, which only a program's main may switch, never the library."""
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        self.jax = importlib.import_module("jax")
+        self.jax.config.update("jax_enable_x64", True)
+        self.jax.config.update("jax_default_matmul_precision", "highest")
+        self.xp = importlib.import_module("jax.numpy")
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        return self.xp.asarray(x)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, self.jax.Array)
+
+
+class Dask(Library):
+    """Dask with one thread. An array is one block unless `chunks` says otherwise."""
+
+    name = "dask"
+    dtypes = ("float32", "float64", "complex64", "complex128")
+    short = True
+
+    def __init__(self) -> None:
+        self.dask = importlib.import_module("dask")
+        self.da = importlib.import_module("dask.array")
+        self.xp = importlib.import_module("array_api_compat.dask.array")
+        self.dask.config.set(scheduler="synchronous")
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        return self.da.from_array(x, chunks=-1)
+
+    def raw(self, x: Any) -> np.ndarray:
+        return np.asarray(x.compute())
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, self.da.Array)
+
+
+class Cupy(Library):
+    """The current CUDA device."""
+
+    name = "cupy"
+    dtypes = ("float16", "float32", "float64", "complex64", "complex128")
+
+    def __init__(self) -> None:
+        self.cupy = importlib.import_module("cupy")
+        self.xp = importlib.import_module("array_api_compat.cupy")
+        self.device = self.cupy.cuda.Device()
+
+    def _from_numpy(self, x: np.ndarray) -> Any:
+        return self.cupy.asarray(x)
+
+    def raw(self, x: Any) -> np.ndarray:
+        return self.cupy.asnumpy(x)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, self.cupy.ndarray)
+
+    def on_device(self, x: Any) -> bool:
+        return bool(x.device == self.device)
+
+
+_CLASSES = {c.name: c for c in (Library, Readonly, Strict, Torch, Jax, Dask, Cupy)}
+_made: dict[str, Library] = {}
+
+
+def library(name: str) -> Library:
+    """The one `Library` of that name; imports the array library at first use."""
+    if name not in _made:
+        _made[name] = _CLASSES[name]()
+    return _made[name]
+
+
+def has_gpu(name: str) -> bool:
+    """Whether a session of that backend can put arrays on a GPU."""
+    try:
+        if name == "cupy":
+            return bool(importlib.import_module("cupy").cuda.is_available())
+        if name == "torch":
+            return bool(importlib.import_module("torch").cuda.is_available())
+        if name == "jax":
+            return any(d.platform == "gpu" for d in importlib.import_module("jax").devices())
+    except Exception:  # no such library, or a driver that does not start: no GPU either way
+        return False
+    return False
+
+
+# -- comparing -----------------------------------------------------------------------------------------------
+def deviation(got: Any, want: Any, floor: float = 0.0) -> float:
+    """Largest absolute difference over the largest absolute value of the truth.
+
+    Infinite for a wrong shape and for any NaN or infinity that the truth does not have at that place. `floor`
+    replaces a smaller largest value, for truths that are zero.
+    """
+    got, want = wide(got), wide(want)
+    if got.shape != want.shape:
+        return float("inf")
+    if got.size == 0:
+        return 0.0
+    finite = np.isfinite(want)
+    same = np.where(np.isnan(want), np.isnan(got), got == want)
+    if not np.all(np.where(finite, np.isfinite(got), same)):
+        return float("inf")
+    want, got = np.where(finite, want, 0.0), np.where(finite, got, 0.0)
+    size = max(float(np.max(np.abs(want))), floor)
+    worst = float(np.max(np.abs(got - want)))
+    if worst == 0.0:
+        return 0.0
+    return worst / size if size > 0 else float("inf")
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Equal dtype, shape and every bit (so 0.0 differs from -0.0, and a NaN equals itself)."""
+    left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()

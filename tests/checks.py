@@ -1,0 +1,109 @@
+"""What tests of every operation do: call it on one library's arrays and hold everything that comes back to
+the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from arrays import Library, complex_of, deviation, same_bits
+from examples import Example, call_options, main_of
+
+import scanfield
+
+# Allowed deviation relative to the largest value of the truth. float64: rounding over a few tokens. float32:
+# the bound the project states for agreement of implementations.
+TOLERANCE = {"float64": 1e-12, "float32": 4e-6}
+
+
+def operation(op: str) -> Any:
+    return getattr(scanfield, op)
+
+
+class Got(NamedTuple):
+    """Arrays of the library, as they came."""
+
+    output: Any
+    final_state: Any
+    gradients: dict[str, Any]
+
+
+def call(library: Library, op: str, inputs: Mapping[str, Any], dtype: str = "float64", **options: Any) -> Any:
+    """The operation on arrays of `library`, all arguments by name."""
+    return operation(op)(**library.arrays(inputs, dtype), **options)
+
+
+def vjp(
+    library: Library,
+    op: str,
+    inputs: Mapping[str, Any],
+    cotangents: Any,
+    dtype: str = "float64",
+    **options: Any,
+) -> Got:
+    """Result and gradients on arrays of `library`; a cotangent may be None."""
+    result, pullback = scanfield.vjp(operation(op), **library.arrays(inputs, dtype), **options)
+    d_output, d_final_state = (library.array(c, dtype) for c in cotangents)
+    gradients = pullback(d_output, d_final_state)
+    return Got(result.output, result.final_state, dict(gradients))
+
+
+def run_example(
+    library: Library, example: Example, dtype: str, method: str | None = None, chunk_size: int | None = None
+) -> Got:
+    options = call_options(example.options, method, chunk_size)
+    return vjp(library, example.op, example.inputs, example.cotangents(dtype), dtype, **options)
+
+
+def carry_dtype(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def check_kind(library: Library, got: Got, op: str, inputs: Mapping[str, np.ndarray], dtype: str) -> None:
+    """Library, device, dtype and shape of everything that came back."""
+
+    def expected(x: np.ndarray, of: str = dtype) -> str:
+        return complex_of(of) if np.asarray(x).dtype.kind == "c" else of
+
+    for name, x in {"output": got.output, "final_state": got.final_state, **got.gradients}.items():
+        assert library.is_array(x), f"{name} is {type(x)}"
+        assert library.on_device(x), f"{name} is on {x.device}"
+    for name, gradient in got.gradients.items():
+        assert library.dtype(gradient) == expected(inputs[name]), f"gradient of {name}: {gradient.dtype}"
+        assert tuple(gradient.shape) == inputs[name].shape, f"gradient of {name}: {gradient.shape}"
+    any_complex = any(np.asarray(x).dtype.kind == "c" for x in inputs.values())
+    if op == "linear_scan" and any_complex:
+        assert library.dtype(got.output) == complex_of(dtype)
+    else:
+        assert library.dtype(got.output) == expected(inputs[main_of(op)])
+    carry = carry_dtype(dtype)
+    assert library.dtype(got.final_state) == (complex_of(carry) if any_complex else carry)
+
+
+def check_truth(
+    library: Library, got: Got, example: Example, dtype: str, tolerance: float | None = None
+) -> None:
+    """Values against the float64 truth of the rounded inputs."""
+    limit = TOLERANCE[dtype] if tolerance is None else tolerance
+    truth, gradients = example.truth(dtype), example.gradients(dtype)
+    assert deviation(library.numpy(got.output), truth.output) <= limit
+    assert deviation(library.numpy(got.final_state), truth.final_state) <= limit
+    assert set(got.gradients) == set(gradients)
+    # A gradient that cancels to little is held to the size of the largest one of the call.
+    size = max((float(np.max(np.abs(g))) for g in gradients.values() if g.size), default=0.0)
+    for name, want in gradients.items():
+        worst = deviation(library.numpy(got.gradients[name]), want, floor=size * 1e-2)
+        assert worst <= limit, f"gradient of {name} deviates by {worst:.2e}"
+
+
+def assert_same_bits(library: Library, left: Any, right: Any, what: str = "") -> None:
+    assert same_bits(library.raw(left), library.raw(right)), what
+
+
+def assert_close(
+    library: Library, left: Any, right: Any, dtype: str, what: str = "", floor: float = 0.0
+) -> None:
+    worst = deviation(library.numpy(left), library.numpy(right), floor)
+    assert worst <= TOLERANCE[dtype], f"{what} differ by {worst:.2e}"

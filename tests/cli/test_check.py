@@ -1,0 +1,204 @@
+"""`scanfield check`: it passes what agrees, finds what does not, and says where."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scanfield
+from scanfield.cli import agree, draws, main
+from scanfield.cli.places import places
+
+sys.path.insert(0, str(Path(__file__).parent))
+import planting  # (needs the line above)
+
+PLANTED = ("check", "--library", "numpy", "--operation", "linear_scan")
+
+
+def _names():
+    return [record.name for record in scanfield.operations()]
+
+
+# -- a planted candidate, found through its entry point
+# ------------------------------------------------------------
+
+
+def test_a_right_plugin_is_compared_and_agrees(tmp_path):
+    done = planting.run(tmp_path, planting.NO_FAULT, *PLANTED, "--json")
+    assert done.returncode == 0, done.stderr
+    (pair,) = json.loads(done.stdout)["pairs"]
+    assert {pair["left"], pair["right"]} == {"numpy planted.one", "numpy generic.recurrent"}
+    assert pair["compared"] > 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "array"),
+    [
+        (planting.WRONG_FORWARD, "output"),
+        (planting.WRONG_BACKWARD, "d_a"),
+        (planting.NAN_IN_STEP, "step's state"),
+    ],
+)
+def test_a_wrong_candidate_is_caught_and_named(tmp_path, fault, array):
+    done = planting.run(tmp_path, fault, *PLANTED, "--json")
+    assert done.returncode == 1, done.stderr
+    (pair,) = json.loads(done.stdout)["pairs"]
+    assert {worst["array"] for worst in pair["apart"]} == {array}
+    assert {worst["dtype"] for worst in pair["apart"]} == {"float32", "float64"}
+
+
+def test_the_wrong_element_is_shown(tmp_path):
+    done = planting.run(tmp_path, planting.WRONG_FORWARD, *PLANTED)
+    assert done.returncode == 1
+    assert "APART  numpy planted.one and numpy generic.recurrent" in done.stdout
+    assert "linear_scan float32, all inputs: output[0, 3, 1]: " in done.stdout
+    assert "1.0e-03 of the largest value, where 4e-06 is allowed" in done.stdout
+    assert "NOT all agree" in done.stdout
+
+
+def test_a_candidate_that_raises_is_a_finding(tmp_path):
+    done = planting.run(tmp_path, planting.RAISES, *PLANTED)
+    assert done.returncode == 1
+    assert "RAISED numpy planted.one: linear_scan float64, all inputs, forward" in done.stdout
+    assert "ZeroDivisionError: planted" in done.stdout
+
+
+def test_a_stated_tolerance_is_used(tmp_path):
+    wide = {"float32": 2e-3, "float64": 2e-3}
+    done = planting.run(tmp_path, planting.WRONG_FORWARD, *PLANTED, tolerance=wide)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_verb_that_a_candidate_lacks_is_told(tmp_path):
+    done = planting.run(tmp_path, planting.NO_FAULT, *PLANTED)
+    assert (
+        "not compared: numpy planted.one, linear_scan: method 'planted.one' has no verb 'summarise'"
+        in done.stdout
+    )
+
+
+# -- the generic forms
+# ---------------------------------------------------------------------------------------------
+
+
+def test_the_generic_forms_agree_on_numpy(capsys):
+    assert main(["check", "--library", "numpy", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (pair,) = told["pairs"]
+    assert set(pair["worst"]) | set(told["alone"]) == set(_names())
+    assert told["raised"] == []
+
+
+@pytest.mark.parametrize("operation", ["gdn2", "gated_delta_product"])
+def test_the_generic_forms_agree_in_every_regime(operation, capsys):
+    assert main(["check", "--full", "--library", "numpy", "--operation", operation]) == 0
+    assert "all agree" in capsys.readouterr().out
+
+
+@pytest.mark.backend("torch", "jax", "dask")
+def test_libraries_agree_with_numpy(request, capsys):
+    name = request.config.getoption("--backend")
+    assert (
+        main(["check", "--library", "numpy", "--library", name, "--operation", "selective_scan", "--json"])
+        == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert {pair["right"].split()[0].split(":")[0] for pair in told["pairs"]} >= {name}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--operation", "gnd2"], "unknown operation 'gnd2'"),
+        (["--library", "numpyy"], "unknown library 'numpyy'"),
+    ],
+)
+def test_an_unknown_name_is_status_2(arguments, words, capsys):
+    assert main(["check", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys):
+    for command in ("info", "check", "demo"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        assert "examples:" in shown
+        assert f"scanfield {command}" in shown
+
+
+# -- inputs
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_every_operation_meets_every_input_and_the_hard_regimes():
+    for record in scanfield.operations():
+        function = getattr(scanfield, record.name)
+        cases = {case.regime.name: case for case in draws.cases(record, function, draws.FULL)}
+        arrays = {entry.name for entry in record.inputs if entry.role != "index"}
+        assert set(cases["all inputs"].arrays) == arrays
+        assert {"required inputs only", "exact zeros", "reverse", "packed", "packed, reverse"} <= set(cases)
+        required = {entry.name for entry in record.inputs if not entry.optional}
+        assert set(cases["required inputs only"].arrays) == required
+        if "log_decay" in arrays:
+            assert np.min(cases["strong decay"].arrays["log_decay"]) < -150
+            assert np.isneginf(cases["resets"].arrays["log_decay"]).any()
+
+
+def test_draws_repeat_themselves():
+    record = scanfield.gdn2.record
+    first, second = (
+        [case.arrays for case in draws.cases(record, scanfield.gdn2, draws.FULL)] for _ in range(2)
+    )
+    for left, right in zip(first, second, strict=True):
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name])
+
+
+# -- the measure
+# ---------------------------------------------------------------------------------------------------
+
+
+def test_the_measure_of_two_arrays():
+    values = np.asarray([[1.0, -4.0], [2.0, 0.5]])
+
+    def apart(left, right, size_of_all=1.0):
+        return agree.apart(np.asarray(left), np.asarray(right), size_of_all, "float64")
+
+    assert apart(values, values) == (0.0, (0, 0), (1.0, 1.0))
+    moved = values + np.asarray([[0.0, 0.0], [0.04, 0.0]])
+    deviation, index, both = apart(values, moved)
+    assert deviation == pytest.approx(0.01)
+    assert index == (1, 0)
+    assert both == (2.0, 2.04)
+
+    broken = np.where(values == 2.0, np.nan, values)
+    assert apart(values, broken)[0] == np.inf
+    assert apart(broken, broken)[0] == 0.0
+    infinite = np.where(values == 2.0, np.inf, values)
+    assert apart(values, infinite)[0] == np.inf
+    assert apart(infinite, infinite)[0] == 0.0
+    assert apart(infinite, -infinite)[0] == np.inf
+    assert apart(values, values[:1])[0] == np.inf
+    assert apart(np.zeros((0, 3)), np.zeros((0, 3)))[0] == 0.0
+
+
+def test_noise_beside_exact_zeros_is_measured_by_the_other_arrays():
+    zeros, noise = np.zeros(3), np.full(3, 1e-9)
+    assert agree.apart(zeros, noise, 10.0, "float32")[0] == pytest.approx(1e-10)
+    # One that is truly there is not noise.
+    assert agree.apart(zeros, noise + 1.0, 10.0, "float32")[0] == pytest.approx(0.1)
+
+
+def test_places_are_those_of_the_machine():
+    found = places()
+    assert found[0].library == "numpy"
+    for place in found:
+        with place.scope():
+            back = place.numpy(place.array(np.asarray([1.0, 2.0], dtype=np.float64).astype(place.dtypes[0])))
+        np.testing.assert_array_equal(back, [1.0, 2.0])

@@ -1,0 +1,73 @@
+"""`scanfield info`, and the README's support table, which it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scanfield
+from scanfield.cli import info, main
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_info_names_every_operation_and_what_is_missing(capsys):
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert f"scanfield {scanfield.__version__}" in shown
+    for record in scanfield.operations():
+        assert f"\n{record.name} " in shown
+    for backend in scanfield.backends():
+        if backend.status == "missing":
+            assert backend.install in shown
+
+
+def test_info_as_json(capsys):
+    assert main(["info", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    on_numpy = {run["function"]: run["taken"]["forward"] for run in told["runs"] if run["place"] == "numpy"}
+    assert set(on_numpy) == {record.name for record in scanfield.operations()}
+    assert on_numpy["linear_scan"] == "generic.recurrent"
+
+
+def test_why_shows_every_candidate_of_one_operation(capsys):
+    assert main(["info", "--why", "gdn2"]) == 0
+    shown = capsys.readouterr().out
+    assert "gdn2 on numpy arrays (cpu)" in shown
+    assert "generic.chunk" in shown
+    assert main(["info", "--why", "gnd2"]) == 2
+    assert "unknown operation 'gnd2'" in capsys.readouterr().err
+
+
+def test_the_support_table_of_the_readme_is_the_registrys():
+    text = README.read_text(encoding="utf-8")
+    table = text.split("<!-- support-table: scanfield info --support-table -->\n")[1].split("\n<!-- end")[0]
+    assert table.strip() == info.support_table()
+
+
+@pytest.mark.parametrize("arguments", [["info", "--support-table"], ["--help"]])
+def test_python_m_scanfield_is_the_command(arguments):
+    import os
+
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "scanfield", *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_missing_command_is_status_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err

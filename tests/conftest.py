@@ -1,0 +1,122 @@
+"""One run of the tests meets one array library: `pytest --backend torch` (default: numpy).
+
+Fixtures   library   the `arrays.Library` under test: data in, data out
+           xp        its namespace
+           device    its test device (None: the only one)
+           dtype     "float64", then "float32"
+Markers    backend("torch", ...)   runs only in a run of one of these; all others leave it out
+           gpu                     needs a GPU that the run's library can use; skipped, with that reason, without one
+
+A test that asks for `library` or `xp` runs with every backend. A test that asks for neither does not depend
+on an array library and runs in the numpy run only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+# The readable truth and the converters are plain modules beside this file, whatever import mode pytest is in.
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+import arrays  # noqa: E402  (needs the line above)
+
+GOLDEN = HERE / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        choices=arrays.SESSIONS,
+        default="numpy",
+        help="the array library that this run tests (default: numpy)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--backend")
+    if name == "cupy" and not arrays.has_gpu("cupy"):
+        # A run in which every test is skipped would look like a pass.
+        raise pytest.UsageError("--backend cupy needs the package cupy and a CUDA device that it can use")
+    if name == "jax":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if name in ("jax", "torch", "strict", "dask"):
+        arrays.library(name)  # x64, threads and flags are set before any test module makes an array
+    # Examples are the same in every run: a red run can be run again.
+    try:
+        from hypothesis import HealthCheck, settings
+    except ImportError:  # a run of a few files without Hypothesis installed is fine
+        return
+    settings.register_profile(
+        "scanfield",
+        derandomize=True,
+        deadline=None,
+        database=None,
+        max_examples=12,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("scanfield")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "library" in metafunc.fixturenames:
+        name = metafunc.config.getoption("--backend")
+        names = ["numpy", "readonly"] if name == "numpy" else [name]
+        metafunc.parametrize("library", names, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    name = config.getoption("--backend")
+    gpu = arrays.has_gpu(name) if any(item.get_closest_marker("gpu") for item in items) else False
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("backend")
+        if mark is not None:
+            wanted = mark.args
+        elif "library" in getattr(item, "fixturenames", ()):
+            wanted = arrays.SESSIONS
+        else:
+            wanted = ("numpy",)
+        unknown = set(wanted) - set(arrays.SESSIONS)
+        if unknown:
+            raise pytest.UsageError(
+                f"{item.nodeid}: backend({sorted(unknown)}) is not one of {arrays.SESSIONS}"
+            )
+        (kept if name in wanted else left_out).append(item)
+        if item.get_closest_marker("gpu") and not gpu:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU that {name} can use"))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def library(request: pytest.FixtureRequest) -> arrays.Library:
+    """The array library under test; a numpy run meets it twice, with writable and with read-only arrays."""
+    return arrays.library(request.param)
+
+
+@pytest.fixture(scope="session")
+def xp(library: arrays.Library):
+    return library.xp
+
+
+@pytest.fixture(scope="session")
+def device(library: arrays.Library):
+    return library.device
+
+
+@pytest.fixture(scope="session", params=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of golden cases."""
+    return GOLDEN

@@ -1,0 +1,44 @@
+"""Field report F069: nothing of a trace outlives it. (Its training half joins with `pinn`; F068 with the Dask backend, F070
+and F071 with torch.compile.)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draws import within
+from operations import every_operation
+
+import scanfield
+
+pytestmark = pytest.mark.backend("jax")
+
+SHORT = every_operation(69, 1, 9, 2, 4, 3, channels=3, state=2)
+LONGER = every_operation(690, 2, 12, 2, 4, 3, channels=3, state=2)
+
+
+@pytest.mark.parametrize("operation", SHORT)
+def test_f069_no_tracer_leaks(library, operation):
+    jax = library.jax
+    options = SHORT[operation].options
+    r = np.random.default_rng(6900)
+    function = getattr(scanfield, operation)
+
+    def with_gradients(given, d_output):
+        result, pullback = scanfield.vjp(function, **given, **options)
+        return result, dict(pullback(d_output, result.final_state))
+
+    def compare(one, other):
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            within(library.numpy(x), library.numpy(y), 1e-6)
+
+    first, second = (
+        (library.arrays(case[operation].inputs), library.array(r.standard_normal(case[operation].output)))
+        for case in (SHORT, LONGER)
+    )
+    with jax.checking_leaks(), jax.transfer_guard("disallow"):
+        jitted = jax.jit(with_gradients)(*first)
+        eager = with_gradients(*first)
+        other = jax.jit(with_gradients)(*second)
+        eager_other = with_gradients(*second)
+    compare(jitted, eager)
+    compare(other, eager_other)

@@ -1,0 +1,54 @@
+"""Every option of every operation against the float64 truth: forward, final state and all gradients, by every
+candidate.
+"""
+
+from __future__ import annotations
+
+import pytest
+from arrays import Library
+from checks import check_kind, check_truth, run_example, vjp
+from examples import DELTA_FAMILY, EXAMPLES, METHODS, OPERATIONS, Example, example
+
+import scanfield
+
+RUNS = [pytest.param(e, method, id=f"{e}-{method}") for e in EXAMPLES for method in METHODS[e.op]]
+
+
+@pytest.mark.parametrize(("example", "method"), RUNS)
+def test_option(library: Library, dtype: str, example: Example, method: str):
+    # 7 tokens in chunks of 4: the chunk form sees a whole chunk and a ragged one.
+    got = run_example(library, example, dtype, method, chunk_size=4)
+    check_kind(library, got, example.op, example.inputs, dtype)
+    check_truth(library, got, example, dtype)
+
+
+def test_every_operation_has_examples():
+    names = {record.name for record in scanfield.operations()}
+    assert names == set(OPERATIONS) == {e.op for e in EXAMPLES}
+
+
+# One example of each operation stands for it where the option under test is not its own.
+STANDING = {
+    "linear_scan": "linear_scan: plain",
+    "selective_scan": "selective_scan: real, B time, C groups",
+    "gdn2": "gdn2: grouped heads",
+    **{op: f"{op}: plain" for op in DELTA_FAMILY[1:]},
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_each_cotangent_alone(library: Library, op: str):
+    """A missing cotangent is zero; the two together are the sum of each alone (a pullback is linear)."""
+    e = example(STANDING[op])
+    d_output, d_final = e.cotangents()
+    only_output = vjp(library, op, e.inputs, (d_output, None)).gradients
+    only_final = vjp(library, op, e.inputs, (None, d_final)).gradients
+    both = vjp(library, op, e.inputs, (d_output, d_final)).gradients
+    with pytest.raises(scanfield.ArgumentError, match="d_output or d_final_state"):
+        vjp(library, op, e.inputs, (None, None))
+    for name in e.inputs:
+        left, right, whole = (library.numpy(g[name]) for g in (only_output, only_final, both))
+        scale = abs(whole).max() + abs(left).max() + abs(right).max()
+        assert abs(left + right - whole).max() <= 1e-12 * scale, name
+    # The final state's cotangent alone reaches what only the final state depends on, and is not lost.
+    assert abs(library.numpy(only_final["initial_state"])).max() > 0

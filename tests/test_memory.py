@@ -1,0 +1,116 @@
+"""Backward keeps the states at chunk starts, O(time / chunk), and no array of one state a token."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import operation
+from examples import METHODS
+
+import scanfield
+
+pytestmark = pytest.mark.backend("numpy")
+
+# The state is made large against a token's vectors, so that a state a token cannot hide among them.
+K, V = 48, 40
+
+
+def inputs_of(op: str, time: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(time)
+    if op == "linear_scan":
+        return {"a": rng.uniform(0, 1, (1, time, 64)), "b": rng.standard_normal((1, time, 64))}
+    if op == "selective_scan":
+        return {
+            "u": rng.standard_normal((1, time, 16)),
+            "delta": rng.uniform(0, 1, (1, time, 16)),
+            "A": -rng.uniform(0, 1, (16, 64)),
+            "B": rng.standard_normal((1, time, 64)),
+            "C": rng.standard_normal((1, time, 64)),
+        }
+    q, k = rng.standard_normal((2, 1, time, 1, K))
+    return {
+        "query": q,
+        "key": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "value": rng.standard_normal((1, time, 1, V)),
+        "log_decay": -rng.uniform(0, 1, (1, time, 1, K)),
+        "erase": rng.uniform(0, 1, (1, time, 1, K)),
+    }
+
+
+def state_size(op: str) -> int:
+    return {"linear_scan": 64, "selective_scan": 16 * 64, "gdn2": K * V}[op]
+
+
+def residuals(op: str, time: int, chunk: int | None, method: str) -> list[Any]:
+    """What the implementation saves for its backward, asked of the dispatcher."""
+    from scanfield.dispatch import save
+    from scanfield.scans.surface import bind
+
+    bound = bind(operation(op), (), {**inputs_of(op, time), "chunk_size": chunk, "method": method})
+    prepared = bound.record.prepare(bound.arrays, bound.options)
+    given = [x for x in prepared.call.arrays if isinstance(x, np.ndarray)]
+    _, _, saved, _ = save(prepared.call, method)
+    return [x for x in saved if not any(np.shares_memory(x, y) for y in given)]
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
+def test_states_are_kept_at_chunk_starts_only(op: str):
+    for method in METHODS[op]:
+        for time, chunk in ((256, 16), (256, 64), (200, 64), (64, 64)):
+            kept = residuals(op, time, chunk, method)
+            states = sum(x.size for x in kept) / state_size(op)
+            assert states <= -(-time // chunk), (
+                f"{method}: {states} states kept for {time} tokens in chunks of {chunk}"
+            )
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
+def test_without_a_chunk_size_few_states_are_kept(op: str):
+    """The default may be the square root of the length or a fixed chunk, but never a state a token."""
+    for method in METHODS[op]:
+        states = {
+            time: sum(x.size for x in residuals(op, time, None, method)) / state_size(op)
+            for time in (256, 1024)
+        }
+        assert states[256] <= 256 / 16 and states[1024] <= 1024 / 16, (method, states)
+
+
+def peak(op: str, time: int, method: str, chunk: int) -> int:
+    """Peak of what forward and backward allocate, beyond inputs, output, and gradients (which are O(time) by
+    nature).
+    """
+    inputs = inputs_of(op, time)
+    tracemalloc.start()
+    try:
+        result, pullback = scanfield.vjp(operation(op), **inputs, chunk_size=chunk, method=method)
+        gradients = pullback(result.output, result.final_state)
+        _, top = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    lasting = (
+        result.output.nbytes
+        + sum(g.nbytes for g in gradients.values())
+        + sum(x.nbytes for x in inputs.values())
+    )
+    return max(top - lasting, 0)
+
+
+@pytest.mark.parametrize("op", ["selective_scan", "gdn2"])
+def test_the_peak_stays_far_below_a_state_a_token(op: str):
+    """4 times the tokens at one chunk size: the peak grows by chunk starts and vectors, not by whole states."""
+    for method in METHODS[op]:
+        short, long = peak(op, 256, method, 32), peak(op, 1024, method, 32)
+        a_state_a_token = (1024 - 256) * state_size(op) * 8
+        assert long - short < a_state_a_token / 4, f"{method}: {short} bytes, then {long}"
+
+
+def test_tracing_sees_numpy():
+    """The measure itself: an array of one state a token would be seen."""
+    tracemalloc.start()
+    x = np.zeros((1024, K, V))
+    _, top = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert top >= x.nbytes
