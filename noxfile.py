@@ -190,7 +190,8 @@ def install(session: nox.Session, extras: list[str], groups: list[str]) -> None:
     """Install scanfield, editable, with these extras and the tools of these dependency-groups."""
     tools = nox.project.dependency_groups(PROJECT, *groups)
     # pip would compile every file of a package; Python compiles what it imports. For torch and jax that is 25 seconds.
-    session.install("--no-compile", "-c", TESTED, "-e", f".[{','.join(extras)}]", *tools)
+    project = f".[{','.join(extras)}]" if extras else "."
+    session.install("--no-compile", "-c", TESTED, "-e", project, *tools)
 
 
 def install_tools(session: nox.Session, groups: list[str]) -> None:

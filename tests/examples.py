@@ -34,8 +34,9 @@ OPERATIONS = ("linear_scan", "selective_scan", *DELTA_FAMILY)
 # The generic forms each operation has. Shared by all tests that run "every candidate"; a test compares it
 # with the library's own registry.
 METHODS = {
-    op: ("generic.recurrent", "generic.chunk") if op in DELTA_FAMILY else ("generic.recurrent",)
-    for op in OPERATIONS
+    "linear_scan": ("generic.recurrent", "generic.blocked"),
+    "selective_scan": ("generic.recurrent",),
+    **dict.fromkeys(DELTA_FAMILY, ("generic.recurrent", "generic.chunk")),
 }
 
 # Packed sequences of 7 tokens: an empty one first, one of 3, an empty one in the middle, one of a single
@@ -225,7 +226,7 @@ def family_inputs(
     vheads = heads if vheads is None else vheads
     inputs = {n: every[n] for n in ("query", "key", "value", "initial_state")}
     if op == "comba":
-        inputs["erase_key"] = every["erase"] * np.repeat(every["key"], vheads // heads, axis=2)
+        inputs["erase_key"] = every["key"] * rng.uniform(0, 1, every["key"].shape)
     if op in ("gla", "kda"):
         inputs["log_decay"] = every["log_decay"]
     if op in ("retention", "gated_delta_rule", "comba", "gated_delta_product"):
@@ -409,11 +410,9 @@ def _derived() -> list[Example]:
             )
             per_head = family_inputs(op, "retention per head", **whole)
             cases["decay a head"] = {**per_head, "log_decay": per_head["log_decay"][0, 0]}, {}
-        if op == "gla":
-            per_head = family_inputs(op, "gla per head", **whole)
-            cases["decay a head"] = {**per_head, "log_decay": per_head["log_decay"][..., 0]}, {}
         if op == "gated_delta_product":
-            cases["no decay"] = _without(family_inputs(op, "product no decay", **whole), "log_decay"), {}
+            bare = _without(family_inputs(op, "product no decay", **whole), "log_decay")
+            cases["no decay"] = bare, {"log_decay": None}
             cases["three"] = family_inputs(op, "product three", **whole, householders=3), {"qk_l2norm": True}
         if op == "ssd":
             cases["bare"] = (

@@ -727,7 +727,7 @@ def comba(query, key, value, erase_key, log_decay, beta, initial_state=None, *, 
     """
     q, k, v, scale = _heads(query, key, value, qk_l2norm, scale)
     p = wide(erase_key)
-    p = l2norm(p) if qk_l2norm else p
+    p = _per_value_head(p, v.shape[2])  # qk_l2norm is of query and key, not of this
 
     def token(S, x):
         S = np.exp(x["g"])[..., None, None] * S

@@ -112,6 +112,14 @@ def test_the_number_of_combinations_is_logarithmic(library: Library):
     assert calls <= 22
 
 
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_result_shares_no_memory(library: Library, length: int):
+    x = library.array(np.ones((1, length, 1)))
+    for got in scanfield.associative_scan(recurrence, (x, x)):
+        assert not np.shares_memory(got, x)
+
+
 @pytest.mark.backend("torch")
 def test_torch_autograd(library: Library):
     torch = pytest.importorskip("torch")

@@ -27,7 +27,7 @@ TIME = 9  # other than batch, heads, channels, K, V, state
 seeds = st.integers(0, 999)
 cuts = st.integers(0, TIME)
 ops = st.sampled_from(OPERATIONS)
-forms = st.sampled_from(["generic.recurrent", "generic.chunk"])
+forms = st.sampled_from(sorted({form for every in METHODS.values() for form in every}))
 chunks = st.sampled_from([None, 1, 2, 4, 64])
 
 

@@ -126,6 +126,10 @@ def cases(record: Record, function: Any, regimes: tuple[Regime, ...]) -> Iterato
             continue
         if regime.layout and not any(len(entry.layouts) > 1 for entry in record.inputs):
             continue
+        if not regime.optional:
+            # An array that may be absent and has no default is told to be absent.
+            absent = (entry.name for entry in record.inputs if entry.optional)
+            options |= {name: None for name in absent if keywords[name].default is inspect.Parameter.empty}
         yield _case(record, regime, options)
 
 

@@ -169,17 +169,20 @@ def _forced(row: Row, call: Call, verb: Verb, method: str, key: tuple[str, str, 
     if found.absent:
         raise BackendError(f"method {method!r} cannot run {call.operation}: {found.absent}")
     if verb not in found.verbs:
-        raise BackendError(
-            f"method {method!r} has no {_VERB_NAMES[verb]} of {call.operation}; "
-            f"it has {', '.join(sorted(found.verbs)) or 'nothing (all blocked)'}"
-        )
+        raise BackendError(f"method {method!r} cannot run {verb} of {call.operation}: {missing_verb(found, verb)}")
     reason = found.implementation.declines(call, verb)  # type: ignore[union-attr]  # an absent one raised above
     if reason is not None:
         raise BackendError(f"method {method!r} declines {call.operation}: {reason}")
     return found
 
 
-_VERB_NAMES = {verb: f"verb {verb!r}" for verb in VERBS} | {"save": "verb 'save' with 'backward'"}
+def missing_verb(entry: Loaded, verb: Verb) -> str:
+    """Why an implementation is not used for a verb."""
+    pair = ("save", "backward") if verb in ("save", "backward") else (verb,)
+    if entry.name in _BLOCKED or any(f"{entry.name}:{one}" in _BLOCKED for one in pair):
+        return "turned off by SCANFIELD_BLOCK"
+    lacks = [one for one in pair if not callable(getattr(entry.implementation, one, None))]
+    return f"has no {' and no '.join(lacks)}" + (" (save and backward go together)" if len(pair) > 1 else "")
 
 
 def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Exception:
@@ -259,11 +262,11 @@ def ensure(operation: str, library: str, device: str) -> bool:
             _discover()
             record = _OPERATIONS[operation]
             candidates = tuple(
-                _load(operation, candidate)
+                _load(operation, candidate) if candidate.device == device else _elsewhere(candidate, device)
                 for manifest in _MANIFESTS
                 if manifest.library == library
                 for candidate in manifest.candidates
-                if operation in candidate.operations and candidate.device == device
+                if operation in candidate.operations
             )
             generic = {
                 f"generic.{form}": Loaded(f"generic.{form}", code, _verbs(f"generic.{form}", code), True, "")
@@ -354,6 +357,11 @@ def _load(operation: str, candidate: Candidate) -> Loaded:
         warnings.warn(f"the candidate {candidate.name} is broken and left out: {reason}", RuntimeWarning, stacklevel=2)
         return Loaded(candidate.name, None, frozenset(), candidate.default, reason)
     return Loaded(candidate.name, code, _verbs(candidate.name, code), candidate.default, "")
+
+
+def _elsewhere(candidate: Candidate, device: str) -> Loaded:
+    reason = f"runs on {candidate.device}, not on {device}"
+    return Loaded(candidate.name, None, frozenset(), candidate.default, reason)
 
 
 def _verbs(name: str, code: Implementation) -> frozenset[str]:

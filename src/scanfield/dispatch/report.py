@@ -110,7 +110,7 @@ def _reason(
     if entry.absent:
         return entry.absent
     if verb not in entry.verbs:
-        return "turned off by SCANFIELD_BLOCK" if entry.name in registry._BLOCKED else f"has no {verb}"
+        return registry.missing_verb(entry, verb)
     declined = entry.implementation.declines(call, verb)  # type: ignore[union-attr]  # an absent one returned above
     if declined is not None:
         return declined

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scanfield.arrays import Array, Namespace, check_same_library
+from scanfield.arrays import Array, Namespace, check_same_library, copy
 from scanfield.errors import ArgumentError, ShapeError
 
 Elements = tuple[Array, ...]
@@ -74,6 +74,8 @@ def associative_scan(combine: Combine, elements: Sequence[Array], *, axis: int =
     found = _prefixes(xp, combine, moved, axis)
     if reverse:
         found = tuple(xp.flip(x, axis=0) for x in found)
+    if sizes[0] == 1:  # nothing was combined: a copy, so that no result shares memory with its input
+        found = tuple(copy(x) for x in found)
     return tuple(xp.moveaxis(x, 0, axis) for x in found)
 
 
@@ -109,12 +111,11 @@ def _interleave(xp: Namespace, even: Array, odd: Array, count: int) -> Array:
 
 def _combined(xp: Namespace, combine: Combine, left: Elements, right: Elements, axis: int) -> Elements:
     """``combine`` with the scanned axis where the user has it."""
-    found = tuple(
-        combine(
-            tuple(xp.moveaxis(x, 0, axis) for x in left),
-            tuple(xp.moveaxis(x, 0, axis) for x in right),
-        )
+    found = combine(
+        tuple(xp.moveaxis(x, 0, axis) for x in left),
+        tuple(xp.moveaxis(x, 0, axis) for x in right),
     )
-    if len(found) != len(left):
-        raise ArgumentError(f"combine: returned {len(found)} arrays for {len(left)} elements; it must return as many")
+    if not isinstance(found, tuple | list) or len(found) != len(left):
+        came = f"{len(found)} arrays" if isinstance(found, tuple | list) else type(found).__name__
+        raise ArgumentError(f"combine: returned {came} for {len(left)} elements; it must return a tuple of as many arrays")
     return tuple(xp.moveaxis(x, axis, 0) for x in found)

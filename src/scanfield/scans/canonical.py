@@ -5,7 +5,7 @@ Glossary: a *layout* is a tuple of axis names; None in it is an axis that this l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -55,8 +55,12 @@ class _Entry(NamedTuple):
 class Canonical:
     """The checks of one operation's inputs, made ready once from its record."""
 
-    def __init__(self, inputs: Sequence[Input], main: str) -> None:
+    def __init__(
+        self, inputs: Sequence[Input], main: str, then: tuple[str, Callable[[Mapping[str, int]], None]] | None = None
+    ) -> None:
         self.main = main
+        # (input, check): run on the sizes once that input is read, before others are compared with them.
+        self._then = then or ("", _nothing)
         arrays = [entry for entry in inputs if entry.role != "index"]
         self._whole = tuple(_entry(entry, step=False) for entry in arrays)
         self._step = tuple(_entry(entry, step=True) for entry in arrays)
@@ -106,9 +110,15 @@ class Canonical:
                 if name not in HALF or entry.role != "sequence":
                     array = cast(xp, array, dtype_of(xp, COMPLEX_OF[compute] if name in COMPLEX else compute))
             canonical[entry.name] = array
+            if entry.name == self._then[0]:
+                self._then[1](dims)
         if step:
             dims["time"] = 1
         return Checked(canonical, dims, xp, library.name, compute, given[self.main].dtype, given)
+
+
+def _nothing(dims: Mapping[str, int]) -> None:
+    """No check."""
 
 
 def _entry(entry: Input, *, step: bool) -> _Entry:

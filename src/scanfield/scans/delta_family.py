@@ -21,7 +21,8 @@ not done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, log1p
+from functools import partial
+from math import log1p
 from typing import Any, NamedTuple
 
 import numpy
@@ -35,8 +36,8 @@ from scanfield.scans.gated_delta import BOUNDS, KEY, OPERATION, QUERY, STATE, VA
 from scanfield.scans.selective import check_limits, step_sizes, step_sizes_back
 from scanfield.scans.surface import ScanResult, check_flag, public, run
 
-_HEAD_GATE = ("batch time vhead 1",)
-_CHANNEL_GATE = ("batch time vhead key",)
+_HEAD_GATE = ("batch time vheads 1",)
+_CHANNEL_GATE = ("batch time vheads key",)
 _BETA = Input("beta", _HEAD_GATE)
 _OPTIONS = (Option("scale", float, None), Option("chunk", int, None))
 
@@ -55,12 +56,11 @@ class Gates(NamedTuple):
 
 
 def _derive(name: str, inputs: tuple[Input, ...], gates: Gates) -> Derived:
-    canonical = Canonical(inputs, "query")
+    canonical = Canonical(inputs, "query", ("value", check_heads))
 
     def prepare(arrays: Mapping[str, Array | None], options: Mapping[str, Any], *, step: bool = False) -> Prepared:
         bounds, sequences = packing.read_bounds(arrays["cu_seqlens"])
         checked = canonical(arrays, sequences=sequences, step=step)
-        check_heads(checked.dims)
         with quiet(checked.library):
             base = gates.build(checked)
         prepared = assemble_rule(
@@ -114,12 +114,12 @@ def _retention_gates(checked: Checked) -> Arrays:
     xp, dims = checked.xp, checked.dims
     decay = checked.arrays["log_decay"]
     if decay is None:
-        values = numpy.asarray([log1p(-(2.0 ** (-5 - head))) for head in range(dims["vhead"])], dtype=numpy.float64)
+        values = numpy.asarray([log1p(-(2.0 ** (-5 - head))) for head in range(dims["vheads"])], dtype=numpy.float64)
         dtype = dtype_of(xp, checked.compute)
         # As Python floats: not every device has float64.
         decay = xp.asarray(values.tolist(), dtype=dtype, device=device_of(checked.arrays["query"]))
-        decay = xp.reshape(decay, (1, 1, dims["vhead"], 1))
-    shape = (dims["batch"], dims["time"], dims["vhead"], 1)
+        decay = xp.reshape(decay, (1, 1, dims["vheads"], 1))
+    shape = (dims["batch"], dims["time"], dims["vheads"], 1)
     return _common(checked) | {"log_decay": xp.broadcast_to(decay, shape)}
 
 
@@ -133,51 +133,37 @@ def _retention_back(checked: Checked, grads: dict[str, Array]) -> dict[str, Arra
 # -- comba: an erase vector of its own ----------------------------------------------------------------------------------
 
 
-def _spread(checked: Checked, array: Array, width: int) -> Array:
-    """(batch, time, n, width) -> (batch, time, head, n / heads, width)"""
-    dims = checked.dims
-    group = array.shape[2] // dims["head"] if dims["head"] else 0
-    return checked.xp.reshape(array, (*array.shape[:2], dims["head"], group, width))
-
-
 def _comba_gates(checked: Checked) -> Arrays:
-    xp, dims, beta = checked.xp, checked.dims, checked.arrays["beta"]
-    dtype = dtype_of(xp, checked.compute)
-    vector = _spread(checked, cast(xp, checked.arrays["erase_key"], dtype), dims["key"])
-    erase = _spread(checked, cast(xp, beta, dtype), 1) * vector
-    erase = xp.reshape(erase, (dims["batch"], dims["time"], dims["vhead"], dims["key"]))
-    return _decay_only(checked) | {"erase": erase, "write": beta}
+    dtype = dtype_of(checked.xp, checked.compute)
+    vector, beta = (cast(checked.xp, checked.arrays[name], dtype) for name in ("erase_key", "beta"))
+    return _decay_only(checked) | {"erase": beta * vector, "write": checked.arrays["beta"]}
 
 
 def _comba_back(checked: Checked, grads: dict[str, Array]) -> dict[str, Array]:
     if "erase" not in grads:
         return grads
-    xp, dims = checked.xp, checked.dims
-    d_erase = _spread(checked, grads["erase"], dims["key"])
-    vector = _spread(checked, cast(xp, checked.arrays["erase_key"], d_erase.dtype), dims["key"])
-    beta = _spread(checked, cast(xp, checked.arrays["beta"], d_erase.dtype), 1)
-    d_vector = xp.sum(d_erase * beta, axis=3)
-    found = grads | {"erase_key": d_vector}
+    xp, d_erase = checked.xp, grads["erase"]
+    vector, beta = (cast(xp, checked.arrays[name], d_erase.dtype) for name in ("erase_key", "beta"))
+    found = grads | {"erase_key": beta * d_erase}
     if "write" in grads:
-        d_beta = xp.reshape(xp.sum(d_erase * vector, axis=-1), (dims["batch"], dims["time"], dims["vhead"], 1))
-        found["beta"] = d_beta + grads["write"]
+        found["beta"] = xp.sum(d_erase * vector, axis=-1, keepdims=True) + grads["write"]
     return found
 
 
 # -- ssd: Mamba-2 -------------------------------------------------------------------------------------------------------
 
 _SSD_INPUTS = (
-    Input("x", ("batch time vhead value",)),
-    Input("dt", ("batch time vhead",)),
-    Input("A", ("vhead",), role="shared"),
-    Input("B", ("batch time head key",)),
-    Input("C", ("batch time head key",)),
-    Input("D", ("vhead value", "vhead 1"), role="shared", optional=True, tied=frozenset({"value"})),
-    Input("dt_bias", ("vhead",), role="shared", optional=True),
-    Input("initial_state", ("sequence vhead value key",), role="state", optional=True),
+    Input("x", ("batch time vheads value",)),
+    Input("dt", ("batch time vheads",)),
+    Input("A", ("vheads",), role="shared"),
+    Input("B", ("batch time heads key",)),
+    Input("C", ("batch time heads key",)),
+    Input("D", ("vheads value", "vheads 1"), role="shared", optional=True, tied=frozenset({"value"})),
+    Input("dt_bias", ("vheads",), role="shared", optional=True),
+    Input("initial_state", ("sequence vheads value key",), role="state", optional=True),
     BOUNDS,
 )
-_SSD_CANONICAL = Canonical(_SSD_INPUTS, "x")
+_SSD_CANONICAL = Canonical(_SSD_INPUTS, "x", ("B", partial(check_heads, value="x", shared="groups of B and C")))
 _SSD_NEEDS = {
     "x": ("value",),
     "dt": ("value", "log_decay"),
@@ -195,7 +181,6 @@ def _prepare_ssd(arrays: Mapping[str, Array | None], options: Mapping[str, Any],
     bounds, sequences = packing.read_bounds(arrays["cu_seqlens"])
     checked = _SSD_CANONICAL(arrays, sequences=sequences, step=step)
     xp, given = checked.xp, checked.arrays
-    check_heads(checked.dims, "x", "groups of B and C")
     dtype = dtype_of(xp, checked.compute)
     x, A, D = cast(xp, given["x"], dtype), given["A"], given["D"]
     with quiet(checked.library):
@@ -228,7 +213,7 @@ def _prepare_ssd(arrays: Mapping[str, Array | None], options: Mapping[str, Any],
     def cotangents(d_output: Array | None, d_final_state: Array | None) -> tuple[Array | None, Array | None]:
         dims = checked.dims
         rows = dims["batch"] if sequences is None else sequences
-        shape = (rows, dims["vhead"], dims["value"], dims["key"])
+        shape = (rows, dims["vheads"], dims["value"], dims["key"])
         d_state = cotangent(checked, d_final_state, "d_final_state", shape, False)
         return inner.cotangents(d_output, None if d_state is None else xp.matrix_transpose(d_state))
 
@@ -277,14 +262,14 @@ def _ssd_back(
 
 _PRODUCT_INPUTS = (
     QUERY,
-    Input("key", ("batch time householder head key",)),
-    Input("value", ("batch time householder vhead value",)),
+    Input("key", ("batch time householders heads key",)),
+    Input("value", ("batch time householders vheads value",)),
     Input("log_decay", _HEAD_GATE, optional=True),
-    Input("beta", ("batch time householder vhead 1",)),
+    Input("beta", ("batch time householders vheads 1",)),
     STATE,
     BOUNDS,
 )
-_PRODUCT_CANONICAL = Canonical(_PRODUCT_INPUTS, "query")
+_PRODUCT_CANONICAL = Canonical(_PRODUCT_INPUTS, "query", ("value", check_heads))
 
 
 def _at(xp: Any, x: Array, count: int, place: int) -> Array:
@@ -305,9 +290,8 @@ def _parted(xp: Any, x: Array, count: int) -> Array:
 def _prepare_product(arrays: Mapping[str, Array | None], options: Mapping[str, Any], *, step: bool = False) -> Prepared:
     bounds, sequences = packing.read_bounds(arrays["cu_seqlens"])
     checked = _PRODUCT_CANONICAL(arrays, sequences=sequences, step=step)
-    check_heads(checked.dims)
     xp, dims, given = checked.xp, checked.dims, checked.arrays
-    count = dims["householder"]
+    count = dims["householders"]
     if count == 0:
         raise ShapeError(f"key: shape {tuple(arrays['key'].shape)} has no householder; at least one is needed")
     packing.check_bounds(bounds, dims["batch"], dims["time"])
@@ -332,7 +316,7 @@ def _prepare_product(arrays: Mapping[str, Array | None], options: Mapping[str, A
     if bounds is not None:
         bounds = tuple(bound * count for bound in bounds) if isinstance(bounds, tuple) else bounds * count
     inner = assemble_rule(stretched, base, options, bounds=bounds, sequences=sequences)
-    shape = (dims["batch"], dims["time"], dims["vhead"], dims["value"])
+    shape = (dims["batch"], dims["time"], dims["vheads"], dims["value"])
 
     def output(y: Array) -> Array:
         return _parted(xp, inner.output(y), count)[:, :, last, ...]
@@ -363,11 +347,11 @@ def _prepare_product(arrays: Mapping[str, Array | None], options: Mapping[str, A
 _QKV = (QUERY, KEY, VALUE)
 _END = (STATE, BOUNDS)
 _RETENTION_DECAY = Input(
-    "log_decay", ("batch time vhead 1", "1 1 vhead 1"), optional=True, tied=frozenset({"batch", "time"})
+    "log_decay", ("batch time vheads 1", "1 1 vheads 1"), optional=True, tied=frozenset({"batch", "time"})
 )
 _CHANNEL_DECAY = Input("log_decay", _CHANNEL_GATE)
 _HEAD_DECAY = Input("log_decay", _HEAD_GATE)
-_ERASE_KEY = Input("erase_key", ("batch time head key",))
+_ERASE_KEY = Input("erase_key", _CHANNEL_GATE)
 
 LINEAR_ATTENTION = _derive("linear_attention", (*_QKV, *_END), _PLAIN)
 RETENTION = _derive("retention", (*_QKV, _RETENTION_DECAY, *_END), Gates(_retention_gates, _retention_back, {}))
@@ -479,7 +463,7 @@ def retention(
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
     log_decay : array (vheads,) or (batch, time, vheads), optional
-        Natural logarithm of gamma; log(1 - 2^(-5 - h)) for head h if absent.
+        The natural logarithm of gamma; log(1 - 2^(-5 - h)) for head h if absent.
     initial_state : array (batch, vheads, K, V), optional
         Zeros if absent; with ``cu_seqlens`` one for each sequence.
     scale, qk_l2norm, reverse, cu_seqlens, states_at, chunk_size, method
@@ -541,7 +525,7 @@ def gla(
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
     log_decay : array (batch, time, vheads, K)
-        Natural logarithm of the decay of each key channel.
+        The natural logarithm of the decay of each key channel.
     initial_state : array (batch, vheads, K, V), optional
         Zeros if absent; with ``cu_seqlens`` one for each sequence.
     scale, qk_l2norm, reverse, cu_seqlens, states_at, chunk_size, method
@@ -667,7 +651,7 @@ def gated_delta_rule(
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
     log_decay : array (batch, time, vheads)
-        Natural logarithm of the decay of each head.
+        The natural logarithm of the decay of each head.
     beta : array (batch, time, vheads)
         Strength of erasing and writing, 0 to 1 (to 2 for negative eigenvalues).
     initial_state : array (batch, vheads, K, V), optional
@@ -734,7 +718,7 @@ def kda(
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
     log_decay : array (batch, time, vheads, K)
-        Natural logarithm of the decay of each key channel.
+        The natural logarithm of the decay of each key channel.
     beta : array (batch, time, vheads)
         Strength of erasing and writing, 0 to 1 (to 2 for negative eigenvalues).
     initial_state : array (batch, vheads, K, V), optional
@@ -801,10 +785,10 @@ def comba(
     ----------
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
-    erase_key : array (batch, time, heads, K)
+    erase_key : array (batch, time, vheads, K)
         Direction along which is erased (the paper's scaled key).
     log_decay : array (batch, time, vheads)
-        Natural logarithm of the decay of each head.
+        The natural logarithm of the decay of each head.
     beta : array (batch, time, vheads)
         Strength of erasing and writing, 0 to 1 (to 2 for negative eigenvalues).
     initial_state : array (batch, vheads, K, V), optional
@@ -873,7 +857,7 @@ def gated_delta_product(
     key : array (batch, time, householders, heads, K)
     value : array (batch, time, householders, vheads, V)
     log_decay : array (batch, time, vheads) or None
-        Natural logarithm of the decay of each head, once a token; None is no decay (DeltaProduct).
+        The natural logarithm of the decay of each head, once a token; None is no decay (DeltaProduct).
     beta : array (batch, time, householders, vheads)
         Strength of each update, 0 to 1 (to 2 for negative eigenvalues).
     initial_state : array (batch, vheads, K, V), optional

@@ -28,12 +28,12 @@ from scanfield.scans.assemble import assemble
 from scanfield.scans.canonical import Canonical, Checked, restore
 from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, check_number, public, run
 
-QUERY = Input("query", ("batch time head key",))
-KEY = Input("key", ("batch time head key",))
-VALUE = Input("value", ("batch time vhead value",))
-STATE = Input("initial_state", ("sequence vhead key value",), role="state", optional=True)
+QUERY = Input("query", ("batch time heads key",))
+KEY = Input("key", ("batch time heads key",))
+VALUE = Input("value", ("batch time vheads value",))
+STATE = Input("initial_state", ("sequence vheads key value",), role="state", optional=True)
 BOUNDS = Input("cu_seqlens", ("bound",), role="index", optional=True)
-_KEY_GATE = ("batch time vhead key", "batch time vhead 1")
+_KEY_GATE = ("batch time vheads key", "batch time vheads 1")
 
 INPUTS = (
     QUERY,
@@ -41,7 +41,7 @@ INPUTS = (
     VALUE,
     Input("log_decay", _KEY_GATE, optional=True, tied=frozenset({"key"})),
     Input("erase", _KEY_GATE, optional=True, tied=frozenset({"key"})),
-    Input("write", ("batch time vhead value", "batch time vhead 1"), optional=True, tied=frozenset({"value"})),
+    Input("write", ("batch time vheads value", "batch time vheads 1"), optional=True, tied=frozenset({"value"})),
     STATE,
     BOUNDS,
 )
@@ -52,7 +52,7 @@ _EPSILON = 1e-6
 
 def check_heads(dims: Mapping[str, int], value: str = "value", shared: str = "heads of query and key") -> None:
     """ShapeError unless the value heads are a multiple of the heads of query and key."""
-    heads, vheads = dims["head"], dims["vhead"]
+    heads, vheads = dims["heads"], dims["vheads"]
     if (heads == 0 and vheads != 0) or (heads and vheads % heads):
         raise ShapeError(f"{value}: {vheads} heads, which is no multiple of the {heads} {shared}")
 
@@ -93,8 +93,8 @@ def assemble_rule(
         bounds=bounds,
         sequences=sequences,
         reverse=reverse,
-        output_shape=(dims["batch"], dims["time"], dims["vhead"], dims["value"]),
-        state_shape=(rows, dims["vhead"], width, dims["value"]),
+        output_shape=(dims["batch"], dims["time"], dims["vheads"], dims["value"]),
+        state_shape=(rows, dims["vheads"], width, dims["value"]),
     )
     if not norms:
         return prepared
@@ -114,7 +114,6 @@ def prepare(arrays: Mapping[str, Array | None], options: Mapping[str, Any], *, s
     """Gates as (batch, time, vheads, channels or 1), heads checked."""
     bounds, sequences = packing.read_bounds(arrays["cu_seqlens"])
     checked = _CANONICAL(arrays, sequences=sequences, step=step)
-    check_heads(checked.dims)
     prepared = assemble_rule(checked, checked.arrays, options, bounds=bounds, sequences=sequences)
     return prepared._replace(pull=lambda grads, d_y: restore(checked, prepared.pull(grads, d_y)))
 
@@ -143,7 +142,7 @@ OPERATION = Operation(
     ),
     function="scanfield.gdn2",
 )
-_CANONICAL = Canonical(INPUTS, "query")
+_CANONICAL = Canonical(INPUTS, "query", ("value", check_heads))
 
 
 @public(OPERATION)

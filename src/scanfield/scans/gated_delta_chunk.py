@@ -56,16 +56,16 @@ class _Chunk:
         if lower:
             diagonal = xp.broadcast_to(diagonal, (*lower[0].shape[:-3], rows, 1, 1))
         self.P = blocks.assemble_lower(xp, diagonal, lower) if lower else xp.squeeze(diagonal, axis=-1)
-        self.inverse = None
+        self.triangle = None
         if self.e is not None and rows > 1:
-            self.inverse = blocks.unit_lower_inverse(xp, blocks.lower_blocks(xp, self.e, self.k, self.levels), rows)
+            self.triangle = blocks.UnitLower(xp, blocks.lower_blocks(xp, self.e, self.k, self.levels))
 
     def updates(self, S: Array) -> Array:
         """U, the row that each token adds to the state."""
         if self.Eb is None:
             return self.y
         right = self.y - self.xp.matmul(self.Eb, S)
-        return right if self.inverse is None else self.xp.matmul(self.inverse, right)
+        return right if self.triangle is None else self.triangle.solve(right)
 
     def kept(self, S: Array) -> Array:
         """What is left of a state at the chunk's start at its end, erasure aside."""
@@ -91,7 +91,7 @@ def _backward_block(setup: Setup, slices: Any, S: Any, d_output: Any, carry: Any
     d_O = _rows_last(xp, d_o, chunk.rows)
     turned = xp.matrix_transpose
     d_U = xp.matmul(turned(chunk.P), d_O) + xp.matmul(chunk.Kb, carry)
-    d_X = d_U if chunk.inverse is None else xp.matmul(turned(chunk.inverse), d_U)
+    d_X = d_U if chunk.triangle is None else chunk.triangle.solve_transposed(d_U)
     before = chunk.kept(carry) + xp.matmul(turned(chunk.Qb), d_O)
     if chunk.Eb is not None:
         before = before - xp.matmul(turned(chunk.Eb), d_X)
@@ -162,4 +162,4 @@ class Chunk(GatedDeltaForm):
 
     def default_chunk(self, time: int) -> int:
         """Rows of a chunk."""
-        return 64
+        return 32

@@ -44,17 +44,17 @@ from scanfield.scans.generic import (
 from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, check_number, public, run
 
 _TIED = frozenset({"batch", "time"})
-_LAYOUTS = ("batch time group_{} state", "batch time 1 state", "1 1 channel state")
+_LAYOUTS = ("batch time group_{} state", "batch time 1 state", "1 1 channels state")
 INPUTS = (
-    Input("u", ("batch time channel",)),
-    Input("delta", ("batch time channel",)),
-    Input("A", ("channel state",), role="shared", complex_allowed=True),
+    Input("u", ("batch time channels",)),
+    Input("delta", ("batch time channels",)),
+    Input("A", ("channels state",), role="shared", complex_allowed=True),
     Input("B", tuple(text.format("B") for text in _LAYOUTS), tied=_TIED, complex_allowed=True),
     Input("C", tuple(text.format("C") for text in _LAYOUTS), tied=_TIED, complex_allowed=True),
-    Input("D", ("channel",), role="shared", optional=True),
-    Input("z", ("batch time channel",), optional=True),
-    Input("delta_bias", ("channel",), role="shared", optional=True),
-    Input("initial_state", ("sequence channel state",), role="state", optional=True, complex_allowed=True),
+    Input("D", ("channels",), role="shared", optional=True),
+    Input("z", ("batch time channels",), optional=True),
+    Input("delta_bias", ("channels",), role="shared", optional=True),
+    Input("initial_state", ("sequence channels state",), role="state", optional=True, complex_allowed=True),
     Input("cu_seqlens", ("bound",), role="index", optional=True),
 )
 OPTIONS = (
@@ -421,7 +421,7 @@ def prepare(arrays: Mapping[str, Array | None], options: Mapping[str, Any], *, s
     checked = _CANONICAL(arrays, sequences=sequences, step=step)
     xp = checked.xp
     ready = dict(checked.arrays)
-    channels, state_size = checked.dims["channel"], checked.dims["state"]
+    channels, state_size = checked.dims["channels"], checked.dims["state"]
     for name in ("B", "C"):
         groups = ready[name].shape[2]
         if groups == 0 and channels != 0 or groups and channels % groups:
