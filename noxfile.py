@@ -141,7 +141,8 @@ def build(session: nox.Session) -> None:
         python = scratch / archive.suffix[1:] / ("Scripts" if os.name == "nt" else "bin") / "python"
         session.run("python", "-m", "venv", str(python.parent.parent))
         session.run(str(python), "-m", "pip", "install", "--quiet", "-c", TESTED, str(archive), external=True)
-        session.run(str(python), "-I", "-W", "error", "-c", IMPORTS, external=True)
+        session.log(f"importing what {archive.name} installed")
+        session.run(str(python), "-I", "-W", "error", "-c", IMPORTS, external=True, log=False)
 
     # `python` is the wheel's environment now: core dependencies and nothing else.
     example = shutil.copytree("examples/downstream_numpy", scratch / "downstream_numpy")
@@ -200,8 +201,9 @@ def install_tools(session: nox.Session, groups: list[str]) -> None:
 
 
 def run_tests(session: nox.Session, library: str) -> None:
-    """Run pytest on one array library; the whole of tests/ unless posargs say otherwise."""
-    session.run("pytest", f"--backend={library}", *session.posargs, env=environment())
+    """Run pytest on one array library: all tests but those of `agree`, on two processes, unless posargs choose."""
+    chosen = session.posargs or ["--ignore=tests/agree", "--numprocesses=2", "--dist=worksteal"]
+    session.run("pytest", f"--backend={library}", *chosen, env=environment())
 
 
 def environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ imported here: an array of a framework can only come from a program that importe
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ import array_api_compat
 import numpy
 
 from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError
+from scanfield.tracing import constant_for_compilers
 
 Array: TypeAlias = Any
 """An array of any library. An own alias: ``jaxtyping.Array`` would import jax."""
@@ -46,13 +48,24 @@ REAL_OF = {
     "complex128": "float64",
     "complex256": "float128",
 }
-_NAMES: dict[Any, str] = {}
+_NAMES: dict[tuple[type, Any], str] = {}
 
 
 def library_of(array: Array, argument: str) -> Library:
     """The library of ``array``; BackendError, naming ``argument``, for anything that is no array."""
     found = _LIBRARIES.get(type(array))
     return found if found is not None else _recognise(array, argument)
+
+
+@constant_for_compilers
+def _enter_tensors(kind: type) -> bool:
+    """Enter a class of torch tensors, from the class alone. Called before the dictionary is read: a compiler that traces
+    the first call of all sees the dictionary as it is at its first reading."""
+    if kind not in _LIBRARIES:
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            _LIBRARIES[kind] = Library("torch", importlib.import_module("array_api_compat.torch"))
+    return True
 
 
 def _recognise(array: Array, argument: str) -> Library:
@@ -83,10 +96,11 @@ def _recognise(array: Array, argument: str) -> Library:
 
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype, alike for all libraries: ``"float32"``, ``"bfloat16"``, ``"complex64"``, ..."""
-    name = _NAMES.get(dtype)
+    key = (type(dtype), dtype)  # dtypes of two libraries must not be compared with each other
+    name = _NAMES.get(key)
     if name is None:
         name = getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]
-        _NAMES[dtype] = name
+        _NAMES[key] = name
     return name
 
 
@@ -148,9 +162,10 @@ def sum_to(xp: Namespace, array: Array, shape: Sequence[int]) -> Array:
 
 def device_of(array: Array) -> Any:
     """The device, for creation functions; None (leave unset) for a JAX tracer, which has none yet."""
-    if type(array) is numpy.ndarray:
+    library = library_of(array, "array").name
+    if library in ("numpy", "dask"):
         return "cpu"
-    return array_api_compat.device(array)
+    return getattr(array, "device", None)
 
 
 def device_kind(array: Array, library: str) -> str:
@@ -172,6 +187,7 @@ def device_kind(array: Array, library: str) -> str:
 def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     """The one library and device of all named arrays; BackendError or DeviceError, with the mending line, for a mix."""
     first_name, first = arrays[0]
+    _enter_tensors(type(first))
     library = library_of(first, first_name)
     for name, array in arrays:
         if library_of(array, name).namespace is not library.namespace:

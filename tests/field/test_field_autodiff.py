@@ -155,6 +155,8 @@ def test_f055_jax_vjp_has_no_conjugate(library):
 SMALL = every_operation(48, 1, 7, 1, 3, 2, channels=2, state=3)
 
 
+# Once a process, torch itself compiles its forward-mode formulas with what it has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.backend("torch")
 @pytest.mark.parametrize("operation", SMALL)
 def test_f056_forward_mode_is_right_never_silently_zero(library, operation):
@@ -200,6 +202,7 @@ def test_f056_forward_mode_is_right_never_silently_zero(library, operation):
 TRACES = {"value": ("2.068185526122", True), "key": ("7.662547623190", False)}
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.backend("torch", "jax")
 @pytest.mark.parametrize("name", TRACES)
 def test_f057_hessians_through_gdn2(library, name):

@@ -377,8 +377,8 @@ def test_the_line_that_converts_works(library: Library):
     a = library.array(data["a"])
     with pytest.raises(BackendError) as caught:
         scanfield.linear_scan(a, data["b"])
-    line = str(caught.value).split("; ")[-1].strip()
-    assert line.startswith("b = ")
+    message = str(caught.value)
+    line = message[message.index("b = ") :]
     modules = {
         n: importlib.import_module(n)
         for n in ("numpy", "torch", "jax", "jax.numpy", "dask", "dask.array", "array_api_strict")

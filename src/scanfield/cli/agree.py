@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy
+import numpy.typing
 
 import scanfield
 from scanfield import dispatch
@@ -22,8 +23,14 @@ from scanfield.cli.places import Place
 from scanfield.dispatch import Record
 from scanfield.errors import BackendError
 
+Array = numpy.typing.NDArray[Any]
+Arrays = dict[str, Array]
 TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
 """The largest difference allowed, over the largest value of the array; a candidate may state more."""
+
+OWN_FACTOR, OWN_LIMIT = 4.0, 1e-4
+"""Sums that cancel lose digits in any float32 code. A float32 case may be apart by so many times what the generic forms
+lose there against their own float64, and by no more than the limit."""
 
 
 class Run(NamedTuple):
@@ -84,8 +91,6 @@ class Crash(NamedTuple):
 
     run: Run
     operation: str
-    regime: str
-    dtype: str
     verb: str
     message: str
 
@@ -95,7 +100,8 @@ class Report:
     """All pairs, and what could not be compared."""
 
     pairs: dict[tuple[Run, Run], Pair] = field(default_factory=dict)
-    crashes: list[Crash] = field(default_factory=list)
+    crashes: dict[Crash, list[str]] = field(default_factory=dict)
+    """What was raised, and in which cases."""
     declined: dict[tuple[Run, str], set[str]] = field(default_factory=dict)
     """(run, reason) -> the operations that it was given for."""
     alone: set[str] = field(default_factory=set)
@@ -118,35 +124,37 @@ def operations(wanted: Iterable[str] | None = None) -> list[Record]:
     return [records[name] for name in dict.fromkeys(wanted)]
 
 
+def cases(records: Iterable[Record], *, full: bool = False) -> list[tuple[Record, draws.Case]]:
+    """Every case of these operations; a few minutes' worth with `full`."""
+    regimes = draws.FULL if full else draws.QUICK
+    return [(record, case) for record in records for case in draws.cases(record, _function(record), regimes)]
+
+
 def compare(
-    records: Iterable[Record],
+    listed: Iterable[tuple[Record, draws.Case]],
     places: list[Place],
     *,
-    full: bool = False,
-    dtypes: Iterable[str] = ("float64", "float32"),
     done: Callable[[str], None] = lambda words: None,
 ) -> Report:
-    """Run everything and compare every pair; `done` hears of each operation and dtype."""
+    """Run these cases in float64 and float32 and compare every pair of runs; `done` hears of each case."""
     report = Report()
-    for record in records:
-        for dtype in dtypes:
+    runs: dict[str, set[Run]] = {}
+    for record, case in listed:
+        exact: dict[Run, Arrays] = {}
+        for dtype in ("float64", "float32"):
             here = [place for place in places if dtype in place.dtypes]
-            runs: set[Run] = set()
-            for case in draws.cases(record, _function(record), draws.FULL if full else draws.QUICK):
-                results = _results(record, case, dtype, here, report)
-                runs |= results.keys()
-                _compare_case(record, case, dtype, results, report)
-            if len(runs) == 1:
-                report.alone.add(record.name)
-            done(f"{record.name} {dtype}")
+            results = _results(record, case, dtype, here, report)
+            runs.setdefault(record.name, set()).update(results)
+            own = _own_errors(exact, results) if dtype == "float32" else {}
+            _compare_case(record, case, dtype, results, own, report)
+            exact = results
+        done(f"{record.name}, {case.regime.name}")
+    report.alone = {name for name, found in runs.items() if len(found) == 1}
     return report
 
 
 # ------------------------------------------------------------------------------------------------------------
 # running
-
-
-Arrays = dict[str, numpy.ndarray]
 
 
 def _results(
@@ -174,9 +182,8 @@ def _results(
                         # the check.
                         except Exception as error:
                             words = f"{type(error).__name__}: {error}"
-                            report.crashes.append(
-                                Crash(run, record.name, case.regime.name, dtype, verb, words)
-                            )
+                            crash = Crash(run, record.name, verb, words)
+                            report.crashes.setdefault(crash, []).append(f"{dtype} {case.regime.name}")
                 if found:
                     results[run] = found
     return results
@@ -191,7 +198,7 @@ def _function(record: Record) -> Any:
     return getattr(scanfield, record.name)
 
 
-def _narrow(values: numpy.ndarray, dtype: str) -> numpy.ndarray:
+def _narrow(values: Array, dtype: str) -> Array:
     if values.dtype.kind == "c":
         dtype = {"float32": "complex64", "float64": "complex128"}[dtype]
     # Through float32 in any case, so that both dtypes have the same inputs.
@@ -211,7 +218,7 @@ def _gradients(record: Record, arrays: Any, token: Any, options: Any, place: Pla
     return {f"d_{name}": gradient for name, gradient in gradients.items()}
 
 
-def _cotangent(like: numpy.ndarray, seed: int) -> numpy.ndarray:
+def _cotangent(like: Array, seed: int) -> Array:
     rng = numpy.random.default_rng(seed)
     values = rng.standard_normal(like.shape)
     if like.dtype.kind == "c":
@@ -232,7 +239,9 @@ def _step(record: Record, arrays: Any, token: Any, options: Any, place: Place) -
 
 
 def _summary(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
-    made = scanfield.summarise(_function(record), **arrays, **options)
+    states = {entry.name for entry in record.inputs if entry.role == "state"}
+    stateless = {name: array for name, array in arrays.items() if name not in states}
+    made = scanfield.summarise(_function(record), **stateless, **options)
     return {"summary's transition": made.transition, "summary's state": made.state}
 
 
@@ -248,26 +257,41 @@ _VERBS: dict[str, Callable[..., dict[str, Any]]] = {
 # comparing
 
 
+def _own_errors(exact: Mapping[Run, Arrays], single: Mapping[Run, Arrays]) -> dict[str, float]:
+    """What float32 costs in this case: array name -> the most that a generic form is off its own float64."""
+    errors: dict[str, float] = {}
+    for run in single:
+        if run in exact and run.candidate.startswith("generic."):
+            size = {kind: _largest(exact[run], kind) for kind in (True, False)}
+            for name in exact[run].keys() & single[run].keys():
+                found = apart(exact[run][name], single[run][name], size[_is_gradient(name)], "float32")[0]
+                errors[name] = max(found, errors.get(name, 0.0))
+    return errors
+
+
 def _compare_case(
-    record: Record, case: draws.Case, dtype: str, results: Mapping[Run, Arrays], report: Report
+    record: Record,
+    case: draws.Case,
+    dtype: str,
+    results: Mapping[Run, Arrays],
+    own: Mapping[str, float],
+    report: Report,
 ) -> None:
     for left, right in itertools.combinations(results, 2):
         pair = report.pairs.setdefault((left, right), Pair())
-        tolerance = max(TOLERANCE[dtype], _stated(left.candidate, dtype), _stated(right.candidate, dtype))
+        stated = max(TOLERANCE[dtype], _stated(left.candidate, dtype), _stated(right.candidate, dtype))
         size = {
-            kind: _largest(
-                [a for run in (left, right) for n, a in results[run].items() if n.startswith("d_") == kind]
-            )
-            for kind in (True, False)
+            kind: max(_largest(results[left], kind), _largest(results[right], kind)) for kind in (True, False)
         }
-        for name in results[left].keys() & results[right].keys():
-            excess, index, values = apart(
-                results[left][name], results[right][name], size[name.startswith("d_")], dtype
+        for name in sorted(results[left].keys() & results[right].keys()):
+            deviation, index, values = apart(
+                results[left][name], results[right][name], size[_is_gradient(name)], dtype
             )
+            tolerance = max(stated, min(OWN_FACTOR * own.get(name, 0.0), OWN_LIMIT))
             pair.add(
                 Worst(
-                    excess / tolerance,
-                    excess,
+                    deviation / tolerance,
+                    deviation,
                     tolerance,
                     record.name,
                     case.regime.name,
@@ -277,6 +301,10 @@ def _compare_case(
                     *values,
                 )
             )
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith("d_")
 
 
 def _stated(name: str, dtype: str) -> float:
@@ -290,14 +318,19 @@ def _stated(name: str, dtype: str) -> float:
     return max(stated, default=0.0)
 
 
-def _largest(arrays: list[numpy.ndarray]) -> float:
+def _largest(arrays: Arrays, gradients: bool) -> float:
+    """The largest finite value of all gradients, or of all other arrays."""
     return max(
-        (float(numpy.max(numpy.abs(a), initial=0.0, where=numpy.isfinite(a))) for a in arrays), default=0.0
+        (_size(array) for name, array in arrays.items() if _is_gradient(name) == gradients), default=0.0
     )
 
 
+def _size(array: Array) -> float:
+    return float(numpy.max(numpy.abs(array), initial=0.0, where=numpy.isfinite(array)))
+
+
 def apart(
-    left: numpy.ndarray, right: numpy.ndarray, size_of_all: float, dtype: str
+    left: Array, right: Array, size_of_all: float, dtype: str
 ) -> tuple[float, tuple[int, ...], tuple[Any, Any]]:
     """The largest difference in units of the largest value, where it is, and both values there.
 
@@ -308,7 +341,7 @@ def apart(
         return numpy.inf, (), (complex(left.size), complex(right.size))
     if left.size == 0:
         return 0.0, (), (0.0, 0.0)
-    size = min(_largest([left]), _largest([right])) or size_of_all or 1.0
+    size = min(_size(left), _size(right)) or size_of_all or 1.0
     # What is smaller than this may have been flushed to zero by hardware that has no subnormal numbers.
     size = max(size, float(numpy.finfo(dtype).tiny) / TOLERANCE[dtype])
     with numpy.errstate(invalid="ignore"):

@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(info.libraries_table(), info.runs_table(info.runs(everywhere)), sep="\n\n")
 
     heading("2  Do they agree?")
-    records = agree.operations()
-    with progress("comparing", 2 * len(records)) as tick:
-        report = agree.compare(records, everywhere, done=tick)
+    listed = agree.cases(agree.operations())
+    with progress("comparing", len(listed)) as tick:
+        report = agree.compare(listed, everywhere, done=tick)
     print(check.as_text(report))
 
     heading("3  The carbon dioxide record")

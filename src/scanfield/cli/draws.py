@@ -21,7 +21,7 @@ from scanfield.dispatch import Input, Record
 # heads and channels one of groups. Time is no multiple of a power of two.
 SIZES = {
     "batch": 2,
-    "time": 21,
+    "time": 13,
     "heads": 2,
     "vheads": 4,
     "key": 5,
@@ -33,7 +33,7 @@ SIZES = {
 _OTHER_SIZE = 3
 
 # An empty sequence, one of a single token, and one that ends beside the end.
-_PACKS = (0, 0, 8, 9, 21)
+_PACKS = (0, 0, 5, 6, 13)
 
 
 @dataclass(frozen=True)

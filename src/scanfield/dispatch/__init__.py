@@ -17,7 +17,6 @@ from scanfield.dispatch.operation import (
 from scanfield.dispatch.registry import (
     backward,
     call,
-    constant_for_compilers,
     forced_method,
     implementation,
     manifests,
@@ -48,7 +47,6 @@ __all__ = [
     "backends",
     "backward",
     "call",
-    "constant_for_compilers",
     "explain_call",
     "forced_method",
     "implementation",

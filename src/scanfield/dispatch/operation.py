@@ -72,10 +72,11 @@ class Operation:
     """Limits of the generic forms that ``explain`` tells."""
     function: str = ""
 
-    @cached_property
-    def main_index(self) -> int:
-        """Where the main input stands in ``Call.arrays``."""
-        return [entry.name for entry in self.inputs].index(self.main)
+    main_index: int = field(init=False)
+    """Where the main input stands in ``Call.arrays``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "main_index", [entry.name for entry in self.inputs].index(self.main))
 
 
 @dataclass(frozen=True, eq=False)

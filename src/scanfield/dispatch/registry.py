@@ -11,10 +11,10 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from scanfield.arrays import Array, device_kind, library_of
 from scanfield.dispatch import loops
@@ -31,12 +31,10 @@ from scanfield.dispatch.operation import (
     Verb,
 )
 from scanfield.errors import ArgumentError, BackendError
+from scanfield.tracing import constant_for_compilers
 
 GROUP = "scanfield.backends"
 LOGGER = logging.getLogger("scanfield")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 class Loaded(NamedTuple):
     """One entry of a row: a candidate for a library and device, with the verbs it may run."""
@@ -74,12 +72,6 @@ _discovered = False
 _logged: set[tuple[str, ...]] = set()
 _BLOCKED: frozenset[str] = frozenset()
 _LOGGING = False
-
-
-def constant_for_compilers(function: _Function) -> _Function:
-    """Mark a function whose result torch.compile may compute once, while it traces, instead of tracing into it."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # the name that Dynamo looks for
-    return function
 
 
 def register(record: Record) -> None:
@@ -137,10 +129,8 @@ def select(call: Call, verb: Verb, method: str | None = None) -> Loaded:
     main = call.arrays[operation.main_index]
     library = library_of(main, operation.main).name
     key = (operation.name, library, device_kind(main, library))
-    row = _TABLE.get(key)
-    if row is None:
-        ensure(*key)
-        row = _TABLE[key]
+    ensure(*key)
+    row = _TABLE[key]
     if method is None:
         method = getattr(_LOCAL, "method", None)
     chosen = _forced(row, call, verb, method, key) if method is not None else _first(row, call, verb)
@@ -255,8 +245,13 @@ def implementation(operation: str, name: str) -> Implementation:
 
 @constant_for_compilers
 def ensure(operation: str, library: str, device: str) -> bool:
-    """Fill the table's row for this operation, library and device; True when it stands."""
+    """Fill the table's row for this operation, library and device, if it is not there; True when it stands.
+
+    Called before the table is read: a compiler that traces the first call sees it as it is at its first reading.
+    """
     key = (operation, library, device)
+    if key in _TABLE:
+        return True
     with _LOCK:
         if key not in _TABLE:
             _discover()

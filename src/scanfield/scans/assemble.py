@@ -35,23 +35,20 @@ def assemble(
     batch, time = checked.dims["batch"], checked.dims["time"]
     packing.check_bounds(bounds, batch, time)
     # In a pack, flipping time puts the sequences in the opposite order, and their states with them.
-    flipped = {
-        entry.name: 1 if entry.role == "sequence" else 0
-        for entry in operation.inputs
-        if reverse
-        and (array := arrays.get(entry.name)) is not None
-        and ((entry.role == "sequence" and array.shape[1] != 1) or (entry.role == "state" and sequences is not None))
-    }
-    if reverse:
-        bounds = packing.flip_bounds(xp, bounds, time)
-    ready = tuple(
-        bounds
-        if entry.role == "index"
-        else xp.flip(arrays[entry.name], axis=flipped[entry.name])
-        if entry.name in flipped
-        else arrays[entry.name]
-        for entry in operation.inputs
-    )
+    flipped: dict[str, int] = {}
+    ready: list[Any] = []
+    for entry in operation.inputs:
+        array = bounds if entry.role == "index" else arrays[entry.name]
+        if reverse and array is not None:
+            if entry.role == "index":
+                array = packing.flip_bounds(xp, bounds, time)
+            elif entry.role == "sequence" and array.shape[1] != 1:
+                flipped[entry.name] = 1
+            elif entry.role == "state" and sequences is not None:
+                flipped[entry.name] = 0
+            if entry.name in flipped:
+                array = xp.flip(array, axis=flipped[entry.name])
+        ready.append(array)
     flip_states = reverse and sequences is not None
     output_shape, state_shape = tuple(output_shape), tuple(state_shape)
 
@@ -90,4 +87,4 @@ def assemble(
     def wanted(names: frozenset[str]) -> tuple[bool, ...]:
         return tuple(entry.name in names for entry in operation.inputs)
 
-    return Prepared(Call(operation.name, ready, options, checked.compute), output, state, cotangents, pull, wanted)
+    return Prepared(Call(operation.name, tuple(ready), options, checked.compute), output, state, cotangents, pull, wanted)

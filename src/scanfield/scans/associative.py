@@ -39,7 +39,7 @@ def associative_scan(combine: Combine, elements: Sequence[Array], *, axis: int =
     Raises
     ------
     ArgumentError
-        For no arrays, or where ``combine`` returns another number of arrays.
+        For no tuple, no arrays, or where ``combine`` returns another number of arrays.
     ShapeError
         For sizes that differ on ``axis``.
 
@@ -57,6 +57,8 @@ def associative_scan(combine: Combine, elements: Sequence[Array], *, axis: int =
     >>> running_max
     array([[3, 3, 4, 4, 5]])
     """
+    if not isinstance(elements, tuple | list):
+        raise ArgumentError(f"elements: expected a tuple of arrays, came {type(elements).__name__}; (elements,) is one")
     elements = tuple(elements)
     if not elements:
         raise ArgumentError("elements: at least one array is needed, came none")

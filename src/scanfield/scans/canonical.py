@@ -159,8 +159,12 @@ def _match(
             raise _disagreement(entry, layout, shape, axis, dims, given, entries)
     if position == len(layout):
         return array
-    sizes = iter(shape)
-    return xp.reshape(array, tuple(1 if axis is None else next(sizes) for axis in layout))
+    whole = []
+    position = 0
+    for axis in layout:
+        whole.append(1 if axis is None else shape[position])
+        position += axis is not None
+    return xp.reshape(array, tuple(whole))
 
 
 def _allowed(layouts: Mapping[int, Layout]) -> str:

@@ -133,20 +133,29 @@ def _retention_back(checked: Checked, grads: dict[str, Array]) -> dict[str, Arra
 # -- comba: an erase vector of its own ----------------------------------------------------------------------------------
 
 
+def _by_head(checked: Checked, array: Array) -> Array:
+    """(batch, time, vheads or heads, width) -> (batch, time, heads, value heads of a head or 1, width)"""
+    heads = checked.dims["heads"]
+    array = cast(checked.xp, array, dtype_of(checked.xp, checked.compute))
+    return checked.xp.reshape(array, (*array.shape[:2], heads, array.shape[2] // max(heads, 1), array.shape[3]))
+
+
 def _comba_gates(checked: Checked) -> Arrays:
-    dtype = dtype_of(checked.xp, checked.compute)
-    vector, beta = (cast(checked.xp, checked.arrays[name], dtype) for name in ("erase_key", "beta"))
-    return _decay_only(checked) | {"erase": beta * vector, "write": checked.arrays["beta"]}
+    dims, given = checked.dims, checked.arrays
+    erase = _by_head(checked, given["beta"]) * _by_head(checked, given["erase_key"])
+    erase = checked.xp.reshape(erase, (dims["batch"], dims["time"], dims["vheads"], dims["key"]))
+    return _decay_only(checked) | {"erase": erase, "write": given["beta"]}
 
 
 def _comba_back(checked: Checked, grads: dict[str, Array]) -> dict[str, Array]:
     if "erase" not in grads:
         return grads
-    xp, d_erase = checked.xp, grads["erase"]
-    vector, beta = (cast(xp, checked.arrays[name], d_erase.dtype) for name in ("erase_key", "beta"))
-    found = grads | {"erase_key": beta * d_erase}
+    xp, given = checked.xp, checked.arrays
+    d_erase = _by_head(checked, grads["erase"])
+    found = grads | {"erase_key": xp.sum(d_erase * _by_head(checked, given["beta"]), axis=3)}
     if "write" in grads:
-        found["beta"] = xp.sum(d_erase * vector, axis=-1, keepdims=True) + grads["write"]
+        d_beta = xp.sum(d_erase * _by_head(checked, given["erase_key"]), axis=-1)
+        found["beta"] = xp.reshape(d_beta, grads["write"].shape) + grads["write"]
     return found
 
 
@@ -351,7 +360,7 @@ _RETENTION_DECAY = Input(
 )
 _CHANNEL_DECAY = Input("log_decay", _CHANNEL_GATE)
 _HEAD_DECAY = Input("log_decay", _HEAD_GATE)
-_ERASE_KEY = Input("erase_key", _CHANNEL_GATE)
+_ERASE_KEY = Input("erase_key", ("batch time heads key",))
 
 LINEAR_ATTENTION = _derive("linear_attention", (*_QKV, *_END), _PLAIN)
 RETENTION = _derive("retention", (*_QKV, _RETENTION_DECAY, *_END), Gates(_retention_gates, _retention_back, {}))
@@ -785,7 +794,7 @@ def comba(
     ----------
     query, key : arrays (batch, time, heads, K)
     value : array (batch, time, vheads, V)
-    erase_key : array (batch, time, vheads, K)
+    erase_key : array (batch, time, heads, K)
         Direction along which is erased (the paper's scaled key).
     log_decay : array (batch, time, vheads)
         The natural logarithm of the decay of each head.

@@ -181,7 +181,7 @@ def _forward_block(config: Any, constants: Any, h: Any, slices: Any) -> tuple[An
     reads = []
     # The state exists for a few tokens at a time: as many as fit in cache, however long the chunk is.
     for first in range(0, s.shape[1], small):
-        cut = slice(first, first + small)
+        cut = slice(first, min(first + small, s.shape[1]))
         decay = _decays(xp, s[:, cut, ...], A)
         entering = _entering(xp, x[:, cut, ...], B if B.shape[1] == 1 else B[:, cut, ...])
         h, (states,) = loops.scan(_token, None, (), h, (decay, entering))

@@ -12,7 +12,7 @@ import numpy
 
 from scanfield.arrays import Array, library_of
 from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
-from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+from scanfield.errors import ArgumentError, DtypeError, ShapeError
 
 P = ParamSpec("P")
 
@@ -86,20 +86,25 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
 
     def decorate(function: Callable[P, ScanResult]) -> Scan[P]:
         signature = inspect.signature(function)
-        known = frozenset(signature.parameters)
+        known = tuple(signature.parameters)
+        positional = tuple(name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+        needed = tuple(name for name, p in signature.parameters.items() if p.default is p.empty)
 
+        # No try around the call: torch.compile traces through here.
         @functools.wraps(function)
         def scan(*args: P.args, **kwargs: P.kwargs) -> ScanResult:
+            by_position = positional[: len(args)]
             for keyword in kwargs:
                 if keyword not in known:
                     raise unknown_keyword(record.name, keyword, known)
-            try:
-                return function(*args, **kwargs)
-            except ScanfieldError:
-                raise
-            except TypeError:
+                if keyword in by_position:
+                    _check_binding(record.name, signature, args, kwargs)
+            for name in needed:
+                if name not in by_position and name not in kwargs:
+                    _check_binding(record.name, signature, args, kwargs)
+            if len(args) > len(positional):
                 _check_binding(record.name, signature, args, kwargs)
-                raise
+            return function(*args, **kwargs)
 
         made = cast(Scan[P], scan)
         made.record = record
@@ -110,19 +115,14 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
     return decorate
 
 
-def unknown_keyword(name: str, keyword: str, known: frozenset[str] | Sequence[str]) -> ArgumentError:
+def unknown_keyword(name: str, keyword: str, known: Sequence[str]) -> ArgumentError:
     """The error for a keyword that nobody reads, with the name that was probably meant."""
     likely = _ELSEWHERE.get(keyword)
     if likely not in known:
-        close = difflib.get_close_matches(keyword, sorted(known), n=1)
+        close = difflib.get_close_matches(keyword, known, n=1)
         likely = close[0] if close else None
     hint = f"did you mean {likely!r}? " if likely else ""
-    return ArgumentError(f"{name}: unknown keyword {keyword!r}; {hint}it takes {', '.join(known_order(known))}")
-
-
-def known_order(known: frozenset[str] | Sequence[str]) -> list[str]:
-    """Keywords for a message: as given, sets by name."""
-    return sorted(known) if isinstance(known, frozenset) else list(known)
+    return ArgumentError(f"{name}: unknown keyword {keyword!r}; {hint}it takes {', '.join(known)}")
 
 
 def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
