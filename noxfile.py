@@ -72,8 +72,7 @@ def tests(session: nox.Session, library: str) -> None:
     extras, groups = LIBRARIES[library]
     install(session, extras, ["test", *groups])
     if library == "torch":
-        # Only its files of plain PyTorch are read; its dependencies would bring Triton and a second torch.
-        session.install("--no-compile", "--no-deps", "-c", TESTED, "fla-core")
+        install_sources(session)
     run_tests(session, library)
 
 
@@ -198,6 +197,17 @@ def install(session: nox.Session, extras: list[str], groups: list[str]) -> None:
 def install_tools(session: nox.Session, groups: list[str]) -> None:
     """Install the tools of these dependency-groups alone."""
     session.install("-c", TESTED, *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def install_sources(session: nox.Session) -> None:
+    """Install two peers of which the tests read plain PyTorch files: without dependencies and without kernels.
+
+    What they depend on would bring Triton and a second torch. The kernels of mamba-ssm would need a CUDA compiler, and
+    without the second variable its build looks for a compiled wheel on the web.
+    """
+    no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
+    alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
+    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", env=no_kernels)
 
 
 def run_tests(session: nox.Session, library: str) -> None:

@@ -1,6 +1,7 @@
 """The loop over time as ``lax.scan``.
 
-A Python loop is traced token by token and takes minutes to compile; ``lax.scan`` compiles its step once. The step and its
+A Python loop is traced token by token and takes minutes to compile; ``lax.scan`` compiles its step once. The
+step and its
 configuration are static arguments of one jitted function, so that an eager call finds what an earlier one compiled.
 """
 
@@ -16,8 +17,10 @@ from jax import lax
 
 
 @partial(jax.jit, static_argnames=("step", "config", "reverse"))
-def scan(step: Callable[..., Any], config: Hashable, constants: Any, carry: Any, xs: Any, reverse: bool) -> Any:
-    """``step(config, constants, carry, slices)`` along axis 1 of every array in ``xs``; see ``scanfield.dispatch.loops``."""
+def scan(
+    step: Callable[..., Any], config: Hashable, constants: Any, carry: Any, xs: Any, reverse: bool
+) -> Any:
+    """``step(config, constants, carry, slices)`` along axis 1 of every array in ``xs``, as in ``dispatch.loops``."""
 
     def body(state: Any, slices: Any) -> Any:
         return step(config, constants, state, slices)

@@ -19,17 +19,17 @@ from scanfield.scans.associative import associative_scan
 from scanfield.scans.delta_family import (
     comba,
     delta_rule,
-    gated_delta_product,
     gated_delta_rule,
     gla,
     kda,
     linear_attention,
     retention,
-    ssd,
 )
 from scanfield.scans.gated_delta import gdn2
+from scanfield.scans.gated_delta_product import gated_delta_product
 from scanfield.scans.linear import linear_scan
 from scanfield.scans.selective import selective_scan
+from scanfield.scans.ssd import ssd
 from scanfield.scans.surface import ScanResult, ScanStates
 
 __all__ = [

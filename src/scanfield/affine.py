@@ -1,7 +1,7 @@
 """One sequence cut anywhere: a block of tokens as an affine map of the state, S -> M S + N.
 
-Glossary: M ``transition``, N ``state`` (the final state from zero). A diagonal M multiplies the state elementwise (broadcast);
-any other is a matrix (..., K, K) that multiplies from the left. Left happens first.
+Glossary: M ``transition``, N ``state`` (the final state from zero). A diagonal M multiplies the state
+elementwise (broadcast); any other is a matrix (..., K, K) that multiplies from the left. Left happens first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def summarise(op: Any, *arrays: Array, **options: Any) -> Affine:
     if bound.states_at is not None:
         raise ArgumentError("states_at: not in summarise; summarise the parts and compose them")
     if bound.arrays["initial_state"] is not None:
-        raise ArgumentError("initial_state: not in summarise; the map holds for every state: apply(op, state, ...)")
+        raise ArgumentError(
+            "initial_state: not in summarise; the map holds for every state: apply(op, state, ...)"
+        )
     prepared = bound.record.prepare(bound.arrays, bound.options)
     transition, state = registry.call(prepared.call, "summarise", bound.method)
     diagonal = registry.operation_of(prepared.call).diagonal(prepared.call)

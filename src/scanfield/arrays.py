@@ -59,8 +59,11 @@ def library_of(array: Array, argument: str) -> Library:
 
 @constant_for_compilers
 def _enter_tensors(kind: type) -> bool:
-    """Enter a class of torch tensors, from the class alone. Called before the dictionary is read: a compiler that traces
-    the first call of all sees the dictionary as it is at its first reading."""
+    """Enter a class of torch tensors, from the class alone.
+
+    Called before the dictionary is read: a compiler that traces the first call of all sees the dictionary as it is at
+    its first reading.
+    """
     if kind not in _LIBRARIES:
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
@@ -75,7 +78,9 @@ def _recognise(array: Array, argument: str) -> Library:
         line = f"{argument} = numpy.asarray({argument})"
         if isinstance(array, numpy.ma.MaskedArray):
             line = f"{argument} = {argument}.filled(0.0)"
-        raise BackendError(f"{argument}: {shown} is not taken, as its arithmetic differs from an array's; {line}")
+        raise BackendError(
+            f"{argument}: {shown} is not taken, as its arithmetic differs from an array's; {line}"
+        )
     if isinstance(array, bool | int | float | complex | numpy.generic | list | tuple | str):
         raise BackendError(
             f"{argument}: expected an array, came {shown} ({array!r:.60}); "
@@ -156,7 +161,9 @@ def ones(xp: Namespace, shape: Sequence[int], dtype: Any, like: Array) -> Array:
 
 def sum_to(xp: Namespace, array: Array, shape: Sequence[int]) -> Array:
     """``array`` summed, with kept axes, over each axis that has size 1 in ``shape`` and another size here."""
-    axes = tuple(i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if want == 1 and have != 1)
+    axes = tuple(
+        i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if want == 1 and have != 1
+    )
     return xp.sum(array, axis=axes, keepdims=True) if axes else array
 
 
@@ -206,19 +213,23 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
 
 def _raise_mixed(arrays: Sequence[tuple[str, Array]]) -> None:
     kinds = {name: library_of(array, name).name for name, array in arrays}
-    first_name, first = arrays[0]
+    first_name = arrays[0][0]
     target = kinds[first_name]
     listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
     lines = "; ".join(
-        f"{name} = {_convert_line(name, kind, target, first_name)}" for name, kind in kinds.items() if kind != target
+        f"{name} = {_convert_line(name, kind, target, first_name)}"
+        for name, kind in kinds.items()
+        if kind != target
     )
     raise BackendError(f"arrays of several libraries: {listed}; nothing is converted silently: {lines}")
 
 
 def _convert_line(name: str, source: str, target: str, first: str) -> str:
-    host = {"torch": f"{name}.detach().cpu().numpy()", "cupy": f"{name}.get()", "dask": f"{name}.compute()"}.get(
-        source, f"numpy.asarray({name})" if target == "numpy" else name
-    )
+    host = {
+        "torch": f"{name}.detach().cpu().numpy()",
+        "cupy": f"{name}.get()",
+        "dask": f"{name}.compute()",
+    }.get(source, f"numpy.asarray({name})" if target == "numpy" else name)
     return {
         "numpy": host,
         "torch": f"torch.as_tensor({host}, device={first}.device)",
@@ -253,7 +264,9 @@ def host_integers(values: Any, argument: str) -> Any:
         library = library_of(values, argument).name
         _integer_array(values, argument)
         if library == "dask":
-            raise ArgumentError(f"{argument}: a Dask array has no values yet; {argument} = {argument}.compute()")
+            raise ArgumentError(
+                f"{argument}: a Dask array has no values yet; {argument} = {argument}.compute()"
+            )
         if library == "jax":
             try:
                 listed = numpy.asarray(values).tolist()
@@ -264,7 +277,11 @@ def host_integers(values: Any, argument: str) -> Any:
         elif device_kind(values, library) != "cpu" and library in ("torch", "cupy"):
             return values
         else:
-            listed = values.tolist() if hasattr(values, "tolist") else [int(values[i]) for i in range(values.shape[0])]
+            listed = (
+                values.tolist()
+                if hasattr(values, "tolist")
+                else [int(values[i]) for i in range(values.shape[0])]
+            )
     return tuple(int(value) for value in listed)
 
 

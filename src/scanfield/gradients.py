@@ -17,7 +17,9 @@ from scanfield.scans.surface import Bound, ScanResult, bind
 Pullback = Callable[..., dict[str, Array]]
 
 
-def vjp(op: Any, *arrays: Array, wrt: str | Sequence[str] | None = None, **options: Any) -> tuple[ScanResult, Pullback]:
+def vjp(
+    op: Any, *arrays: Array, wrt: str | Sequence[str] | None = None, **options: Any
+) -> tuple[ScanResult, Pullback]:
     """A scan's result, and the function that pulls cotangents back to the gradient of each array.
 
     Parameters
@@ -80,7 +82,9 @@ def vjp(op: Any, *arrays: Array, wrt: str | Sequence[str] | None = None, **optio
 
 def _wanted(bound: Bound, wrt: str | Sequence[str] | None) -> frozenset[str]:
     given = [
-        entry.name for entry in bound.record.inputs if entry.role != "index" and bound.arrays[entry.name] is not None
+        entry.name
+        for entry in bound.record.inputs
+        if entry.role != "index" and bound.arrays[entry.name] is not None
     ]
     if wrt is None:
         return frozenset(given)
@@ -116,8 +120,13 @@ class GradientReport:
         return max((row.error for row in self.rows), default=0.0)
 
     def __str__(self) -> str:
-        head = f"gradients of {self.operation} in {self.dtype} against central differences (step {self.step:g})"
-        rows = [("array", "error", "largest"), *((r.name, f"{r.error:.1e}", f"{r.largest:.3g}") for r in self.rows)]
+        head = (
+            f"gradients of {self.operation} in {self.dtype} against central differences (step {self.step:g})"
+        )
+        rows = [
+            ("array", "error", "largest"),
+            *((r.name, f"{r.error:.1e}", f"{r.largest:.3g}") for r in self.rows),
+        ]
         return "\n".join([head, *format_table(rows)])
 
 
@@ -166,7 +175,9 @@ def check_gradients(
     gradients = pullback(*weights)
     given = {name: array for name, array in bound.arrays.items() if array is not None}
     call_options = {**bound.options, **({} if bound.method is None else {"method": bound.method})}
-    single = any(dtype_name(given[name].dtype) in ("float16", "bfloat16", "float32", "complex64") for name in names)
+    single = any(
+        dtype_name(given[name].dtype) in ("float16", "bfloat16", "float32", "complex64") for name in names
+    )
     step = 2.0**-6 if single else 2.0**-17
     rows = []
     for entry in bound.record.inputs:
@@ -184,7 +195,7 @@ def check_gradients(
             exact = _inner([direction], [gradients[entry.name]])
             errors.append(abs(numeric - exact))
             sizes.append(abs(numeric))
-        rows.append(GradientRow(entry.name, max(errors) / max(max(sizes), 1e-300), max(sizes)))
+        rows.append(GradientRow(entry.name, max(errors) / max(*sizes, 1e-300), max(sizes)))
     main = next(entry for entry in bound.record.inputs if entry.name == bound.record.main)
     return GradientReport(bound.record.name, dtype_name(given[main.name].dtype), step, tuple(rows))
 
@@ -195,7 +206,11 @@ def _signs(draw: numpy.random.Generator, like: Array) -> Array:
     signs = draw.integers(0, 2, tuple(like.shape)) * 2.0 - 1.0
     if is_complex(like):
         signs = signs + 1j * (draw.integers(0, 2, tuple(like.shape)) * 2.0 - 1.0)
-    wide = xp.asarray(signs, dtype=dtype_of(xp, "complex128" if signs.dtype.kind == "c" else "float64"), device=device_of(like))
+    wide = xp.asarray(
+        signs,
+        dtype=dtype_of(xp, "complex128" if signs.dtype.kind == "c" else "float64"),
+        device=device_of(like),
+    )
     return xp.astype(wide, like.dtype)
 
 

@@ -24,8 +24,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     Returns
     -------
     Explanation
-        ``taken`` maps each verb to the implementation that runs it; ``verdicts`` has a row for each pair; ``str()`` is a
-        table.
+        ``taken`` maps each verb to the implementation that runs it; ``verdicts`` has a row for each pair;
+        ``str()`` is a table.
 
     Raises
     ------
@@ -88,9 +88,14 @@ def warmup(
     known = [entry.name for entry in record_of(op).inputs if entry.role != "index"]
     for name in shapes:
         if name not in known:
-            raise ArgumentError(f"shapes: {name!r} is no array of {record_of(op).name}; it has {', '.join(known)}")
+            raise ArgumentError(
+                f"shapes: {name!r} is no array of {record_of(op).name}; it has {', '.join(known)}"
+            )
     xp = _namespace(library)
-    arrays = {name: xp.zeros(tuple(shape), dtype=dtype_of(xp, dtype), device=device) for name, shape in shapes.items()}
+    arrays = {
+        name: xp.zeros(tuple(shape), dtype=dtype_of(xp, dtype), device=device)
+        for name, shape in shapes.items()
+    }
     result, pullback = vjp(op, **arrays, **options)
     pullback(result.output, result.final_state)
     return explain(op, **arrays, **options)

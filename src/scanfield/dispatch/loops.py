@@ -15,13 +15,18 @@ Arrays = tuple[Array | None, ...]
 Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 """``step(config, constants, carry, slices) -> (carry, outputs)``; config is hashable, the rest are tuples of arrays."""
 
-LOOPS: dict[str, Callable[..., tuple[Any, Arrays]]] = {}
+LOOPS: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {}
 """Library name -> the scan that a backend brought for it; filled by the registry."""
+
+
+def is_compiled(array: Array) -> bool:
+    """Whether the library of ``array`` brought a scan of its own, whose steps cost no Python."""
+    return library_of(array, "array").name in LOOPS
 
 
 def scan(
     step: Step, config: Hashable, constants: Any, carry: Any, xs: Arrays, *, reverse: bool = False
-) -> tuple[Any, Arrays]:
+) -> tuple[Any, tuple[Any, ...]]:
     """Walk axis 1 of every array in ``xs`` (at least one token) and stack what each step returns along axis 1."""
     library = library_of(next(x for x in xs if x is not None), "xs")
     native = LOOPS.get(library.name)
@@ -32,11 +37,15 @@ def scan(
     length = next(len(column) for column in columns if column is not None)
     outputs = []
     for t in range(length - 1, -1, -1) if reverse else range(length):
-        carry, y = step(config, constants, carry, tuple([None if column is None else column[t] for column in columns]))
+        carry, y = step(
+            config, constants, carry, tuple([None if column is None else column[t] for column in columns])
+        )
         outputs.append(y)
     if reverse:
         outputs.reverse()
-    stacked = (None if column[0] is None else xp.stack(column, axis=1) for column in zip(*outputs, strict=True))
+    stacked = (
+        None if column[0] is None else xp.stack(column, axis=1) for column in zip(*outputs, strict=True)
+    )
     return carry, tuple(stacked)
 
 
@@ -51,7 +60,7 @@ def blocks(
     joined: int,
     each: Arrays = (),
     reverse: bool = False,
-) -> tuple[Any, Arrays]:
+) -> tuple[Any, tuple[Any, ...]]:
     """Walk axis 1 in blocks of ``size`` tokens; the last one is shorter where the length asks for it.
 
     ``step`` gets as slices the block of every array in ``xs``, followed by this block's entry of every array in
@@ -68,7 +77,9 @@ def blocks(
         entries = tuple([None if x is None else x[:, index, ...] for x in each])
         carry, outputs = step(config, constants, carry, slices + entries)
         parts.append(
-            tuple([y if y is None or i < joined else xp.expand_dims(y, axis=1) for i, y in enumerate(outputs)])
+            tuple(
+                [y if y is None or i < joined else xp.expand_dims(y, axis=1) for i, y in enumerate(outputs)]
+            )
         )
         return carry
 

@@ -100,13 +100,14 @@ class Call(NamedTuple):
     """All that an implementation sees: picklable and traceable.
 
     Arrays stand in the order of the operation's inputs, in canonical layout; an absent one is None, an index is a tuple
-    of ints (or an array whose values live on an accelerator). ``sequence`` arrays are all in ``compute`` (or its complex
+    of ints (or an array whose values live on an accelerator). ``sequence`` arrays are all in ``compute`` (or
+    its complex
     partner), or all in the main input's half precision; ``shared`` and ``state`` arrays are in ``compute``.
     """
 
     operation: str
-    arrays: tuple[Array | None, ...]
-    options: tuple[bool | int | float | None, ...]
+    arrays: tuple[Any, ...]
+    options: tuple[Any, ...]
     compute: str
 
 

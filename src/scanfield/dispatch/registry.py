@@ -36,6 +36,7 @@ from scanfield.tracing import constant_for_compilers
 GROUP = "scanfield.backends"
 LOGGER = logging.getLogger("scanfield")
 
+
 class Loaded(NamedTuple):
     """One entry of a row: a candidate for a library and device, with the verbs it may run."""
 
@@ -159,7 +160,9 @@ def _forced(row: Row, call: Call, verb: Verb, method: str, key: tuple[str, str, 
     if found.absent:
         raise BackendError(f"method {method!r} cannot run {call.operation}: {found.absent}")
     if verb not in found.verbs:
-        raise BackendError(f"method {method!r} cannot run {verb} of {call.operation}: {missing_verb(found, verb)}")
+        raise BackendError(
+            f"method {method!r} cannot run {verb} of {call.operation}: {missing_verb(found, verb)}"
+        )
     reason = found.implementation.declines(call, verb)  # type: ignore[union-attr]  # an absent one raised above
     if reason is not None:
         raise BackendError(f"method {method!r} declines {call.operation}: {reason}")
@@ -185,7 +188,9 @@ def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Excepti
             f"method {method!r} serves {manifest.library} arrays, not {operation} on {library} arrays on {device}; "
             f"here: {', '.join(here)}"
         )
-    return ArgumentError(f"method: unknown name {method!r}; known for {operation} on {library}: {', '.join(here)}")
+    return ArgumentError(
+        f"method: unknown name {method!r}; known for {operation} on {library}: {', '.join(here)}"
+    )
 
 
 @contextmanager
@@ -298,7 +303,9 @@ def _discover() -> None:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 _BROKEN.append(Broken(f"{entry.name} ({entry.value})", reason))
-                messages.append(f"the scanfield plugin {entry.name} ({entry.value}) is broken and left out: {reason}")
+                messages.append(
+                    f"the scanfield plugin {entry.name} ({entry.value}) is broken and left out: {reason}"
+                )
         messages += _read_blocked()
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -320,7 +327,9 @@ def _read_blocked() -> list[str]:
     for part in asked:
         name, _, verb = part.partition(":")
         if name not in known:
-            messages.append(f"SCANFIELD_BLOCK: unknown candidate {name!r}; known are {', '.join(known) or 'none'}")
+            messages.append(
+                f"SCANFIELD_BLOCK: unknown candidate {name!r}; known are {', '.join(known) or 'none'}"
+            )
         elif verb and verb not in VERBS:
             messages.append(f"SCANFIELD_BLOCK: unknown verb {verb!r} of {name}; known are {', '.join(VERBS)}")
     _BLOCKED = frozenset(asked)
@@ -335,7 +344,9 @@ def manifests() -> tuple[Manifest, ...]:
 
 def candidate_names() -> tuple[str, ...]:
     """The names of all candidates that plugins offer, generic code aside (which cannot be turned off)."""
-    return tuple(dict.fromkeys(candidate.name for manifest in _MANIFESTS for candidate in manifest.candidates))
+    return tuple(
+        dict.fromkeys(candidate.name for manifest in _MANIFESTS for candidate in manifest.candidates)
+    )
 
 
 def _load(operation: str, candidate: Candidate) -> Loaded:
@@ -345,11 +356,15 @@ def _load(operation: str, candidate: Candidate) -> Loaded:
         module_name, _, attribute = candidate.target.partition(":")
         code = getattr(importlib.import_module(module_name), attribute)(operation)
     except ImportError as error:
-        return Loaded(candidate.name, None, frozenset(), candidate.default, f"{error} (needs {candidate.requires})")
+        return Loaded(
+            candidate.name, None, frozenset(), candidate.default, f"{error} (needs {candidate.requires})"
+        )
     # As with manifests: one broken candidate leaves the others, and the generic code, running.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"the candidate {candidate.name} is broken and left out: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"the candidate {candidate.name} is broken and left out: {reason}", RuntimeWarning, stacklevel=2
+        )
         return Loaded(candidate.name, None, frozenset(), candidate.default, reason)
     return Loaded(candidate.name, code, _verbs(candidate.name, code), candidate.default, "")
 
@@ -362,7 +377,9 @@ def _elsewhere(candidate: Candidate, device: str) -> Loaded:
 def _verbs(name: str, code: Implementation) -> frozenset[str]:
     if name in _BLOCKED:
         return frozenset()
-    have = {verb for verb in VERBS if callable(getattr(code, verb, None)) and f"{name}:{verb}" not in _BLOCKED}
+    have = {
+        verb for verb in VERBS if callable(getattr(code, verb, None)) and f"{name}:{verb}" not in _BLOCKED
+    }
     # Residuals belong to who made them: save without backward, or the reverse, serves nobody.
     if not {"save", "backward"} <= have:
         have -= {"save", "backward"}

@@ -79,7 +79,10 @@ class Backends(tuple[Backend, ...]):
 
     def __str__(self) -> str:
         rows = [("backend", "version", "status", "candidates", "")]
-        rows += [(b.name, b.version, b.status, ", ".join(b.candidates) or "generic", b.detail or b.install) for b in self]
+        rows += [
+            (b.name, b.version, b.status, ", ".join(b.candidates) or "generic", b.detail or b.install)
+            for b in self
+        ]
         return "\n".join(format_table(rows))
 
 
@@ -119,7 +122,11 @@ def _reason(
     if entry.name.startswith("generic."):
         if taken:
             return "forced by method='generic'" if forced else "no other candidate takes the call"
-        return "the generic form for other sizes" if entry.name != form else "a candidate before it takes the call"
+        return (
+            "the generic form for other sizes"
+            if entry.name != form
+            else "a candidate before it takes the call"
+        )
     if forced:
         return "method='generic' is forced"
     if not entry.default:
@@ -185,6 +192,8 @@ def _version(name: str) -> str:
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of text, the first one the head, as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines

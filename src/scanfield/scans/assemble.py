@@ -14,7 +14,7 @@ from scanfield.scans.canonical import Checked, cotangent, quiet
 def assemble(
     operation: Operation,
     checked: Checked,
-    arrays: Mapping[str, Array | None],
+    arrays: Mapping[str, Any],
     options: tuple[Any, ...],
     *,
     bounds: packing.Bounds | None,
@@ -38,7 +38,7 @@ def assemble(
     flipped: dict[str, int] = {}
     ready: list[Any] = []
     for entry in operation.inputs:
-        array = bounds if entry.role == "index" else arrays[entry.name]
+        array: Any = bounds if entry.role == "index" else arrays[entry.name]
         if reverse and array is not None:
             if entry.role == "index":
                 array = packing.flip_bounds(xp, bounds, time)
@@ -87,4 +87,6 @@ def assemble(
     def wanted(names: frozenset[str]) -> tuple[bool, ...]:
         return tuple(entry.name in names for entry in operation.inputs)
 
-    return Prepared(Call(operation.name, tuple(ready), options, checked.compute), output, state, cotangents, pull, wanted)
+    return Prepared(
+        Call(operation.name, tuple(ready), options, checked.compute), output, state, cotangents, pull, wanted
+    )

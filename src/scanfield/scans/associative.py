@@ -16,14 +16,16 @@ Elements = tuple[Array, ...]
 Combine = Callable[[Elements, Elements], Sequence[Array]]
 
 
-def associative_scan(combine: Combine, elements: Sequence[Array], *, axis: int = 1, reverse: bool = False) -> Elements:
+def associative_scan(
+    combine: Combine, elements: Sequence[Array], *, axis: int = 1, reverse: bool = False
+) -> Elements:
     """All prefixes of an associative combination along one axis.
 
     Parameters
     ----------
     combine : callable
-        ``combine(left, right)`` takes two tuples of arrays (any number of elements on ``axis``) and returns a tuple of the
-        same shapes and dtypes. It must be associative; it need not commute. Left happens first.
+        ``combine(left, right)`` takes two tuples of arrays (any number of elements on ``axis``) and returns a
+        tuple of the same shapes and dtypes. It must be associative; it need not commute. Left happens first.
     elements : sequence of arrays
         Arrays of one library and of one size on ``axis``.
     axis : int
@@ -58,7 +60,9 @@ def associative_scan(combine: Combine, elements: Sequence[Array], *, axis: int =
     array([[3, 3, 4, 4, 5]])
     """
     if not isinstance(elements, tuple | list):
-        raise ArgumentError(f"elements: expected a tuple of arrays, came {type(elements).__name__}; (elements,) is one")
+        raise ArgumentError(
+            f"elements: expected a tuple of arrays, came {type(elements).__name__}; (elements,) is one"
+        )
     elements = tuple(elements)
     if not elements:
         raise ArgumentError("elements: at least one array is needed, came none")
@@ -95,7 +99,8 @@ def _prefixes(xp: Namespace, combine: Combine, x: Elements, axis: int) -> Elemen
     else:
         before = _each(odd, 0, later[0].shape[0], 1)
         even = tuple(
-            xp.concat([a, b], axis=0) for a, b in zip(first, _combined(xp, combine, before, later, axis), strict=True)
+            xp.concat([a, b], axis=0)
+            for a, b in zip(first, _combined(xp, combine, before, later, axis), strict=True)
         )
     return tuple(_interleave(xp, a, b, count) for a, b in zip(even, odd, strict=True))
 
@@ -119,5 +124,7 @@ def _combined(xp: Namespace, combine: Combine, left: Elements, right: Elements, 
     )
     if not isinstance(found, tuple | list) or len(found) != len(left):
         came = f"{len(found)} arrays" if isinstance(found, tuple | list) else type(found).__name__
-        raise ArgumentError(f"combine: returned {came} for {len(left)} elements; it must return a tuple of as many arrays")
+        raise ArgumentError(
+            f"combine: returned {came} for {len(left)} elements; it must return a tuple of as many arrays"
+        )
     return tuple(xp.moveaxis(x, axis, 0) for x in found)

@@ -119,8 +119,8 @@ class UnitLower:
     """I + L for a strictly lower L given in levels, ready to solve with.
 
     The inverse of each diagonal block of up to 16 rows is made by recursion on its halves,
-    [[A, 0], [B, D]]^(-1) = [[A', 0], [-D' B A', D']]; above them blocks are substituted. As accurate as LAPACK's triangular
-    solve. A Neumann series is not: strongly correlated keys cost it every digit.
+    [[A, 0], [B, D]]^(-1) = [[A', 0], [-D' B A', D']]; above them blocks are substituted. As accurate as LAPACK's
+    triangular solve. A Neumann series is not: strongly correlated keys cost it every digit.
     """
 
     def __init__(self, xp: Namespace, blocks: list[Array]) -> None:
@@ -155,7 +155,9 @@ class UnitLower:
         first, second = x[..., :half, :], x[..., half:, :]
         if turned:
             second = self._solve(second, level - 1, 2 * place + 1, turned=True)
-            first = self._solve(first - xp.matmul(xp.matrix_transpose(corner), second), level - 1, 2 * place, turned=True)
+            first = self._solve(
+                first - xp.matmul(xp.matrix_transpose(corner), second), level - 1, 2 * place, turned=True
+            )
         else:
             first = self._solve(first, level - 1, 2 * place, turned=False)
             second = self._solve(second - xp.matmul(corner, first), level - 1, 2 * place + 1, turned=False)
@@ -163,7 +165,11 @@ class UnitLower:
 
 
 def lower_blocks_back(
-    xp: Namespace, d_blocks: list[Array], x: Array, k: Array, levels: list[tuple[int, Array | None, Array | None]]
+    xp: Namespace,
+    d_blocks: list[Array],
+    x: Array,
+    k: Array,
+    levels: list[tuple[int, Array | None, Array | None]],
 ) -> tuple[Array, Array, list[tuple[Array, Array]]]:
     """The adjoint of ``lower_blocks``: gradients of x and k, and at each level what the decays' gradient is made of.
 

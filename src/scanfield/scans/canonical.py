@@ -1,4 +1,4 @@
-"""From the user's arrays to canonical ones and back: layouts, sizes, libraries and dtypes, by the record of an operation.
+"""From the user's arrays to canonical ones and back: layouts, sizes, libraries and dtypes, by an operation's record.
 
 Glossary: a *layout* is a tuple of axis names; None in it is an axis that this layout lacks and that gets size 1.
 """
@@ -33,7 +33,7 @@ Layout = tuple[str | None, ...]
 class Checked(NamedTuple):
     """Canonical arrays by name (absent ones None), and what was learnt of them."""
 
-    arrays: dict[str, Array | None]
+    arrays: dict[str, Any]
     dims: dict[str, int]
     xp: Namespace
     library: str
@@ -56,7 +56,10 @@ class Canonical:
     """The checks of one operation's inputs, made ready once from its record."""
 
     def __init__(
-        self, inputs: Sequence[Input], main: str, then: tuple[str, Callable[[Mapping[str, int]], None]] | None = None
+        self,
+        inputs: Sequence[Input],
+        main: str,
+        then: tuple[str, Callable[[Mapping[str, int]], None]] | None = None,
     ) -> None:
         self.main = main
         # (input, check): run on the sizes once that input is read, before others are compared with them.
@@ -67,7 +70,7 @@ class Canonical:
 
     def __call__(
         self,
-        arrays: Mapping[str, Array | None],
+        arrays: Mapping[str, Any],
         *,
         sequences: int | None = None,
         step: bool = False,
@@ -96,7 +99,7 @@ class Canonical:
         dims: dict[str, int] = dict(known or ())
         if sequences is not None:
             dims["sequence"] = sequences
-        canonical: dict[str, Array | None] = {}
+        canonical: dict[str, Any] = {}
         compute = widest(names.values())
         uniform = len(set(names.values())) == 1 and names[self.main] == compute
         for entry in entries:
@@ -126,7 +129,9 @@ def _entry(entry: Input, *, step: bool) -> _Entry:
     for text in entry.layouts:
         axes = tuple(None if axis == "1" else axis for axis in text.split())
         if step and entry.role == "sequence":
-            if "time" not in axes:  # a token's array always has its batch axis, so that ranks tell layouts apart
+            if (
+                "time" not in axes
+            ):  # a token's array always has its batch axis, so that ranks tell layouts apart
                 continue
             axes = tuple(None if axis == "time" else axis for axis in axes)
         layouts[sum(axis is not None for axis in axes)] = axes
@@ -172,7 +177,8 @@ def _allowed(layouts: Mapping[int, Layout]) -> str:
 
 
 def _names(layout: Layout) -> str:
-    return ", ".join(axis for axis in layout if axis is not None)
+    # "groups_B" and "groups_C" are sizes of their own under one name.
+    return ", ".join(axis.split("_")[0] for axis in layout if axis is not None)
 
 
 def _disagreement(
@@ -184,7 +190,10 @@ def _disagreement(
     given: Mapping[str, Array],
     entries: Sequence[_Entry],
 ) -> ShapeError:
-    owner = next((e for e in entries if e.name in given and axis in (e.layouts.get(len(given[e.name].shape)) or ())), entry)
+    owner = next(
+        (e for e in entries if e.name in given and axis in (e.layouts.get(len(given[e.name].shape)) or ())),
+        entry,
+    )
     if owner.name != entry.name:
         source = f"{owner.name} {tuple(given[owner.name].shape)}"
     elif axis == "sequence":
@@ -201,7 +210,7 @@ def _disagreement(
 
 
 def restore(checked: Checked, gradients: Mapping[str, Array]) -> dict[str, Array]:
-    """Gradients of canonical arrays as gradients of the user's: their shapes and dtypes, the real part for real ones."""
+    """Gradients of canonical arrays as the user's: their shapes and dtypes, the real part for real ones."""
     xp = checked.xp
     back = {}
     with quiet(checked.library):
@@ -222,7 +231,9 @@ def quiet(library: str) -> AbstractContextManager[Any]:
     return numpy.errstate(all="ignore") if library == "numpy" else nullcontext()
 
 
-def cotangent(checked: Checked, array: Array | None, name: str, shape: Sequence[int], complex_result: bool) -> Array | None:
+def cotangent(
+    checked: Checked, array: Array | None, name: str, shape: Sequence[int], complex_result: bool
+) -> Array | None:
     """A cotangent in the carry's dtype, its shape and library checked; None stays None."""
     if array is None:
         return None
@@ -231,4 +242,8 @@ def cotangent(checked: Checked, array: Array | None, name: str, shape: Sequence[
     check_floating(array, name, complex_allowed=complex_result)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, but the result has shape {tuple(shape)}")
-    return cast(checked.xp, array, dtype_of(checked.xp, COMPLEX_OF[checked.compute] if complex_result else checked.compute))
+    return cast(
+        checked.xp,
+        array,
+        dtype_of(checked.xp, COMPLEX_OF[checked.compute] if complex_result else checked.compute),
+    )

@@ -3,7 +3,7 @@
 Glossary (Gated DeltaNet-2, arXiv 2605.22791, equations 5 to 8)
 --------
 q_t, k_t   ``query``, ``key``   (batch, time, heads, K)
-v_t        ``value``            (batch, time, vheads, V)         value head j uses query and key head j // (vheads / heads)
+v_t        ``value``            (batch, time, vheads, V)         head j uses query and key head j // (vheads / heads)
 g_t        ``log_decay``        (batch, time, vheads[, K])       natural logarithm of the decay
 b_t        ``erase``            (batch, time, vheads[, K])
 w_t        ``write``            (batch, time, vheads[, V])
@@ -11,8 +11,8 @@ S_t        state                (batch, vheads, K, V)
 
 S'_t = exp(g_t) S_(t-1);   up_t = w_t v_t - (b_t k_t)^T S'_t;   S_t = S'_t + k_t up_t^T;   o_t = scale q_t^T S_t
 
-The decay comes first, the error is taken against the decayed state, and the output reads the updated one. The forms stand in
-``gated_delta_recurrent`` and ``gated_delta_chunk``.
+The decay comes first, the error is taken against the decayed state, and the output reads the updated one. The
+forms stand in ``gated_delta_recurrent`` and ``gated_delta_chunk``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scanfield.arrays import Array, cast, dtype_of
-from scanfield.dispatch import Call, Grads, Input, Operation, Option, Prepared
+from scanfield.dispatch import Call, Grads, Input, Operation, Option, Prepared, loops
 from scanfield.errors import ShapeError
 from scanfield.scans import gated_delta_chunk, gated_delta_recurrent, packing
 from scanfield.scans.assemble import assemble
@@ -41,7 +41,9 @@ INPUTS = (
     VALUE,
     Input("log_decay", _KEY_GATE, optional=True, tied=frozenset({"key"})),
     Input("erase", _KEY_GATE, optional=True, tied=frozenset({"key"})),
-    Input("write", ("batch time vheads value", "batch time vheads 1"), optional=True, tied=frozenset({"value"})),
+    Input(
+        "write", ("batch time vheads value", "batch time vheads 1"), optional=True, tied=frozenset({"value"})
+    ),
     STATE,
     BOUNDS,
 )
@@ -50,7 +52,9 @@ OPTIONS = (Option("scale", float, None), Option("erase_vector", bool, False), Op
 _EPSILON = 1e-6
 
 
-def check_heads(dims: Mapping[str, int], value: str = "value", shared: str = "heads of query and key") -> None:
+def check_heads(
+    dims: Mapping[str, int], value: str = "value", shared: str = "heads of query and key"
+) -> None:
     """ShapeError unless the value heads are a multiple of the heads of query and key."""
     heads, vheads = dims["heads"], dims["vheads"]
     if (heads == 0 and vheads != 0) or (heads and vheads % heads):
@@ -59,7 +63,7 @@ def check_heads(dims: Mapping[str, int], value: str = "value", shared: str = "he
 
 def assemble_rule(
     checked: Checked,
-    arrays: Mapping[str, Array | None],
+    arrays: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
     bounds: packing.Bounds | None,
@@ -110,7 +114,7 @@ def assemble_rule(
     return prepared._replace(pull=pull)
 
 
-def prepare(arrays: Mapping[str, Array | None], options: Mapping[str, Any], *, step: bool = False) -> Prepared:
+def prepare(arrays: Mapping[str, Any], options: Mapping[str, Any], *, step: bool = False) -> Prepared:
     """Gates as (batch, time, vheads, channels or 1), heads checked."""
     bounds, sequences = packing.read_bounds(arrays["cu_seqlens"])
     checked = _CANONICAL(arrays, sequences=sequences, step=step)
@@ -123,7 +127,9 @@ _SHORT = 32
 
 
 def _choose(call: Call) -> str:
-    return "generic.recurrent" if call.arrays[0].shape[1] < _SHORT else "generic.chunk"
+    # Where the loop is compiled, the recurrence is as fast on a CPU and compiles several times faster.
+    short = call.arrays[0].shape[1] < _SHORT or loops.is_compiled(call.arrays[0])
+    return "generic.recurrent" if short else "generic.chunk"
 
 
 OPERATION = Operation(
@@ -137,8 +143,8 @@ OPERATION = Operation(
     choose=_choose,
     diagonal=lambda call: call.arrays[4] is None,
     notes=(
-        "generic.chunk is for log decays <= 0: with growth it overflows before the state does, where generic.recurrent is "
-        "exact; and it spreads a NaN within its chunk.",
+        "generic.chunk is for log decays <= 0: with growth it overflows before the state does, where generic.recurrent "
+        "is exact; and it spreads a NaN within its chunk.",
     ),
     function="scanfield.gdn2",
 )
@@ -189,8 +195,8 @@ def gdn2(
     Returns
     -------
     ScanResult
-        ``output`` (batch, time, vheads, V) in the dtype of ``query``; ``final_state`` (batch or sequences, vheads, K, V),
-        carried in float32 at least. ``ScanStates`` with ``states_at``.
+        ``output`` (batch, time, vheads, V) in the dtype of ``query``; ``final_state`` (batch or sequences,
+        vheads, K, V), carried in float32 at least. ``ScanStates`` with ``states_at``.
 
     Raises
     ------
@@ -201,8 +207,8 @@ def gdn2(
     Notes
     -----
     Gated DeltaNet-2 (arXiv 2605.22791), equations 5 to 8. Growth (log_decay > 0) is legal and exact with
-    ``method="generic.recurrent"``; the chunk form multiplies the carried state by the exponential of the summed log decay
-    and overflows earlier. A gate at token t changes no output before it, bit for bit.
+    ``method="generic.recurrent"``; the chunk form multiplies the carried state by the exponential of the summed
+    log decay and overflows earlier. A gate at token t changes no output before it, bit for bit.
 
     Examples
     --------

@@ -38,11 +38,11 @@ class Block(NamedTuple):
     q: Array
     k: Array
     y: Array
-    g: Array | None
-    e: Array | None
-    b: Array | None
+    g: Any
+    e: Any
+    b: Any
     v: Array
-    w: Array | None
+    w: Any
 
 
 class BlockGrads(NamedTuple):
@@ -131,7 +131,14 @@ class GatedDeltaForm(GenericForm):
         scale, erase_vector, _ = call.options
         heads = query.shape[2]
         return Setup(
-            xp, dtype_of(xp, call.compute), query.dtype, heads, value.shape[2] // heads, scale, erase_vector, wanted
+            xp,
+            dtype_of(xp, call.compute),
+            query.dtype,
+            heads,
+            value.shape[2] // heads,
+            scale,
+            erase_vector,
+            wanted,
         )
 
     def _state(self, setup: Setup, state: Array) -> Array:
@@ -187,7 +194,7 @@ class GatedDeltaForm(GenericForm):
 
     def transition(self, call: Call) -> Array:
         """exp(sum g) where nothing is erased, else the matrix that identity columns beside the value come out as."""
-        query, key, value, log_decay, erase, write, _, bounds = call.arrays
+        query, key, value, log_decay, erase, _, _, bounds = call.arrays
         setup = self._setup(call)
         xp = setup.xp
         batch, time, vheads, _ = value.shape
@@ -198,7 +205,9 @@ class GatedDeltaForm(GenericForm):
             total = xp.sum(cast(xp, log_decay, setup.compute), axis=1)  # (batch, vhead, K or 1)
             return xp.expand_dims(xp.broadcast_to(xp.exp(total), (batch, vheads, width)), axis=-1)
         nothing = zeros(xp, (batch, time, vheads, width), setup.compute, query)
-        call = call._replace(arrays=(query, key, nothing, log_decay, erase, None, self.identity(call), bounds))
+        call = call._replace(
+            arrays=(query, key, nothing, log_decay, erase, None, self.identity(call), bounds)
+        )
         return self.scan(call, keep=False)[1]
 
     def identity(self, call: Call) -> Array:

@@ -1,7 +1,7 @@
 """The gated delta rule a chunk at a time, in matrix products with bisection anchors.
 
-With c the running sum of g over the C rows of a chunk, S_0 the state at its start, and the strictly lower L and the lower P
-of ``blocks``: U = (I + L)^(-1) (y - Eb S_0), o = Qb S_0 + P U, S_C = exp(c_C) S_0 + Kb^T U, where
+With c the running sum of g over the C rows of a chunk, S_0 the state at its start, and the strictly lower L and
+the lower P of ``blocks``: U = (I + L)^(-1) (y - Eb S_0), o = Qb S_0 + P U, S_C = exp(c_C) S_0 + Kb^T U, where
 
     Eb = e exp(c)      Qb = q exp(c)      Kb_r = k_r exp(sum_(i>r) g_i)
 
@@ -16,10 +16,17 @@ from typing import Any
 
 from scanfield.arrays import Array, Namespace, cast, sum_to
 from scanfield.scans import blocks
-from scanfield.scans.gated_delta_block import Block, BlockGrads, GatedDeltaForm, Setup, close_block, open_block
+from scanfield.scans.gated_delta_block import (
+    Block,
+    BlockGrads,
+    GatedDeltaForm,
+    Setup,
+    close_block,
+    open_block,
+)
 
 
-def _rows_last(xp: Namespace, x: Array | None, rows: int) -> Array | None:
+def _rows_last(xp: Namespace, x: Array | None, rows: int) -> Any:
     """(batch, time, head, group, n) -> (batch, head, group, rows, n), padded with zeros, which leave the state alone"""
     if x is None:
         return None
@@ -47,7 +54,9 @@ class _Chunk:
         self.levels = blocks.anchored(xp, self.g, rows)
         self.decay = None if self.g is None else xp.exp(blocks.inclusive(xp, self.g))
         self.decay_after = None if self.g is None else xp.exp(blocks.reverse_exclusive(xp, self.g))
-        self.total = None if self.decay is None else xp.matrix_transpose(self.decay[..., -1:, :])  # (..., K or 1, 1)
+        self.total = (
+            None if self.decay is None else xp.matrix_transpose(self.decay[..., -1:, :])
+        )  # (..., K or 1, 1)
         self.Qb = blocks.scaled(self.q, self.decay)
         self.Kb = blocks.scaled(self.k, self.decay_after)
         self.Eb = None if self.e is None else blocks.scaled(self.e, self.decay)
@@ -115,7 +124,7 @@ def _all_gradients(xp: Namespace, chunk: _Chunk, S: Array, d_S: Array, d_O: Arra
     d_diagonal = xp.squeeze(d_diagonal, axis=-1)
     d_q = d_q + d_diagonal * chunk.k
     d_k = d_k + d_diagonal * chunk.q
-    parts = []
+    parts: list[tuple[Array, Array]] = []
     if d_lower:
         from_q, from_k, parts = blocks.lower_blocks_back(xp, d_lower, chunk.q, chunk.k, chunk.levels)
         d_q, d_k = d_q + from_q, d_k + from_k
@@ -132,13 +141,20 @@ def _all_gradients(xp: Namespace, chunk: _Chunk, S: Array, d_S: Array, d_O: Arra
             parts = [(a + c, b + d) for (a, b), (c, d) in zip(parts, more, strict=True)]
     d_g = None
     if chunk.g is not None:
-        d_g = _decay_gradient(xp, chunk, parts, through_start, chunk.Kb * d_Kb, xp.sum(chunk.kept(S) * d_S, axis=-1))
-    summed = (sum_to(xp, x, like.shape) for x, like in ((d_q, chunk.q), (d_k, chunk.k)))
-    return BlockGrads(*summed, d_X, d_g, d_e)
+        d_g = _decay_gradient(
+            xp, chunk, parts, through_start, chunk.Kb * d_Kb, xp.sum(chunk.kept(S) * d_S, axis=-1)
+        )
+    d_q, d_k = sum_to(xp, d_q, chunk.q.shape), sum_to(xp, d_k, chunk.k.shape)
+    return BlockGrads(d_q, d_k, d_X, d_g, d_e)
 
 
 def _decay_gradient(
-    xp: Namespace, chunk: _Chunk, parts: list[tuple[Array, Array]], through_start: Array, to_end: Array, across: Array
+    xp: Namespace,
+    chunk: _Chunk,
+    parts: list[tuple[Array, Array]],
+    through_start: Array,
+    to_end: Array,
+    across: Array,
 ) -> Array:
     def of_gate(x: Array) -> Array:
         """Summed over the key axis where one decay serves it all."""

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from scanfield.arrays import COMPLEX_OF, Array, Namespace, copy, dtype_of, is_complex, library_of, sum_to, zeros
+from scanfield.arrays import (
+    COMPLEX_OF,
+    Array,
+    Namespace,
+    copy,
+    dtype_of,
+    is_complex,
+    library_of,
+    sum_to,
+    zeros,
+)
 from scanfield.dispatch import Call, Grads, Operation, Verb, loops, operation_of
 from scanfield.scans import packing
 from scanfield.scans.canonical import quiet
@@ -117,9 +127,13 @@ class GenericForm(ABC):
             if bounds is None:
                 return self._dense(call, keep)
             plan = packing.plan_of(bounds)
-            outputs, states, residuals = [], [], []
+            outputs: list[Array] = []
+            states: list[Array] = []
+            residuals: list[Array] = []
             if plan.empty:
-                _, state, _ = self._dense(self._nothing(operation, call, len(plan.empty), plan.empty), keep=False)
+                _, state, _ = self._dense(
+                    self._nothing(operation, call, len(plan.empty), plan.empty), keep=False
+                )
                 states.append(state)
             for part in self._split(operation, xp, call, plan):
                 output, state, kept = self._dense(part, keep)
@@ -189,7 +203,9 @@ class GenericForm(ABC):
             for group in plan.groups
         ]
 
-    def _part(self, xp: Namespace, name: str, role: str, array: Array | None, group: packing.Group) -> Array | None:
+    def _part(
+        self, xp: Namespace, name: str, role: str, array: Array | None, group: packing.Group
+    ) -> Array | None:
         if array is None or role == "index":
             return None
         if role == "state":
@@ -198,7 +214,9 @@ class GenericForm(ABC):
             return packing.gather(xp, array, group, self.neutral.get(name, 0.0))
         return array  # one for all tokens, or the only token
 
-    def _nothing(self, operation: Operation, call: Call, count: int, sequences: Sequence[int] | None = None) -> Call:
+    def _nothing(
+        self, operation: Operation, call: Call, count: int, sequences: Sequence[int] | None = None
+    ) -> Call:
         """The empty sequences of a pack as one dense call of ``count`` rows without tokens."""
         arrays: list[Array | None] = []
         for entry, array in zip(operation.inputs, call.arrays, strict=True):
@@ -277,7 +295,8 @@ def _state_place(operation: Operation) -> int:
 
 def _bounds(operation: Operation, call: Call) -> packing.Bounds | None:
     return next(
-        (array for entry, array in zip(operation.inputs, call.arrays, strict=True) if entry.role == "index"), None
+        (array for entry, array in zip(operation.inputs, call.arrays, strict=True) if entry.role == "index"),
+        None,
     )
 
 
@@ -311,7 +330,9 @@ def divide(
     )
 
 
-def merge(varying: Sequence[bool], slices: Sequence[Array | None], constants: Sequence[Array | None]) -> tuple[Array | None, ...]:
+def merge(
+    varying: Sequence[bool], slices: Sequence[Array | None], constants: Sequence[Array | None]
+) -> tuple[Any, ...]:
     """What ``divide`` took apart, for one block or token."""
     return tuple(s if vary else c for vary, s, c in zip(varying, slices, constants, strict=True))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy
@@ -19,7 +20,7 @@ Bounds = tuple[int, ...] | Array
 
 
 def read_bounds(cu_seqlens: Any) -> tuple[Bounds | None, int | None]:
-    """``cu_seqlens`` as host integers where its values are at hand, and the number of sequences; (None, None) for None."""
+    """``cu_seqlens`` as host integers where its values are at hand, and the number of sequences; or (None, None)."""
     if cu_seqlens is None:
         return None, None
     bounds = host_integers(cu_seqlens, "cu_seqlens")
@@ -34,12 +35,14 @@ def check_bounds(bounds: Bounds | None, batch: int, time: int) -> None:
     if bounds is None:
         return
     if batch != 1:
-        raise ShapeError(f"cu_seqlens: packed sequences lie end to end in one row, so batch must be 1; it is {batch}")
+        raise ShapeError(
+            f"cu_seqlens: packed sequences lie end to end in one row, so batch must be 1; it is {batch}"
+        )
     if not isinstance(bounds, tuple):
         return
     if bounds[0] != 0:
         raise ShapeError(f"cu_seqlens: starts with {bounds[0]}, must start with 0")
-    for before, after in zip(bounds, bounds[1:], strict=False):
+    for before, after in pairwise(bounds):
         if after < before:
             raise ShapeError(f"cu_seqlens: falls from {before} to {after}; bounds must not decrease")
     if bounds[-1] != time:
@@ -56,7 +59,7 @@ def flip_bounds(xp: Namespace, bounds: Bounds | None, time: int) -> Bounds | Non
 
 
 class Group(NamedTuple):
-    """Sequences that run as one batch: ``tokens`` (sequences * length,) are their places in the pack; pads repeat one."""
+    """Sequences that run as one batch; ``tokens`` (sequences * length,) are their places in the pack."""
 
     sequences: tuple[int, ...]
     length: int
@@ -78,7 +81,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _plan(bounds: tuple[int, ...]) -> Plan:
-    lengths = [after - before for before, after in zip(bounds, bounds[1:], strict=False)]
+    lengths = [after - before for before, after in pairwise(bounds)]
     by_size: dict[int, list[int]] = {}
     for sequence, length in enumerate(lengths):
         by_size.setdefault((length - 1).bit_length() if length else -1, []).append(sequence)
@@ -121,7 +124,9 @@ def gather(xp: Namespace, array: Array, group: Group, neutral: float) -> Array:
 def scatter(xp: Namespace, parts: Sequence[Array], plan: Plan) -> Array:
     """The groups' (sequences, length, ...) arrays as (1, time, ...) of the pack; pads fall away."""
     flat = [xp.reshape(part, (part.shape[0] * part.shape[1], *part.shape[2:])) for part in parts]
-    return xp.expand_dims(_take(xp, flat[0] if len(flat) == 1 else xp.concat(flat, axis=0), plan.tokens), axis=0)
+    return xp.expand_dims(
+        _take(xp, flat[0] if len(flat) == 1 else xp.concat(flat, axis=0), plan.tokens), axis=0
+    )
 
 
 def take_states(xp: Namespace, states: Array, sequences: Sequence[int]) -> Array:

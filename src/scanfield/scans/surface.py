@@ -51,7 +51,7 @@ class Bound(NamedTuple):
     """A user's call, sorted by kind."""
 
     record: Record
-    arrays: dict[str, Array | None]
+    arrays: dict[str, Any]
     options: dict[str, Any]
     states_at: Sequence[int] | str | None
     method: str | None
@@ -87,7 +87,9 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
     def decorate(function: Callable[P, ScanResult]) -> Scan[P]:
         signature = inspect.signature(function)
         known = tuple(signature.parameters)
-        positional = tuple(name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+        positional = tuple(
+            name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
+        )
         needed = tuple(name for name, p in signature.parameters.items() if p.default is p.empty)
 
         # No try around the call: torch.compile traces through here.
@@ -162,7 +164,7 @@ def record_of(op: Any) -> Record:
 
 def run(
     record: Record,
-    arrays: Mapping[str, Array | None],
+    arrays: Mapping[str, Any],
     options: Mapping[str, Any],
     states_at: Sequence[int] | str | None,
     method: str | None,
@@ -234,7 +236,11 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
 
 
 def _with_states(
-    record: Record, prepared: Prepared, options: Mapping[str, Any], states_at: Sequence[int] | str, method: str | None
+    record: Record,
+    prepared: Prepared,
+    options: Mapping[str, Any],
+    states_at: Sequence[int] | str,
+    method: str | None,
 ) -> ScanStates:
     call = prepared.call
     operation = operation_of(call)
@@ -270,8 +276,11 @@ def _with_states(
 def _time(operation: Operation, call: Call) -> int:
     return int(
         max(
-            (array.shape[1] for entry, array in zip(operation.inputs, call.arrays, strict=True)
-             if entry.role == "sequence" and array is not None and array.shape[1] != 1),
+            (
+                array.shape[1]
+                for entry, array in zip(operation.inputs, call.arrays, strict=True)
+                if entry.role == "sequence" and array is not None and array.shape[1] != 1
+            ),
             default=call.arrays[operation.main_index].shape[1],
         )
     )
@@ -294,7 +303,9 @@ def boundaries(states_at: Sequence[int] | str, time: int, chunk_size: int | None
     """The boundaries that ``states_at`` asks for: ``"chunks"`` is the start of each chunk."""
     if isinstance(states_at, str):
         if states_at != "chunks":
-            raise ArgumentError(f"states_at: {states_at!r}; allowed are 'chunks' and a sequence of boundaries")
+            raise ArgumentError(
+                f"states_at: {states_at!r}; allowed are 'chunks' and a sequence of boundaries"
+            )
         return list(range(0, time, chunk_size or DEFAULT_CHUNK))
     cuts = []
     for value in states_at:
@@ -331,7 +342,9 @@ def check_flag(value: Any, name: str) -> bool:
 
 def check_number(value: Any, name: str) -> float:
     """A Python or NumPy real number as a Python float, which promotes alike in every library; no arrays."""
-    if isinstance(value, bool | numpy.bool_) or not isinstance(value, int | float | numpy.integer | numpy.floating):
+    if isinstance(value, bool | numpy.bool_) or not isinstance(
+        value, int | float | numpy.integer | numpy.floating
+    ):
         raise DtypeError(
             f"{name}: expected a Python number, came {type(value).__module__}.{type(value).__qualname__}; "
             f"{name} = float({name})"
