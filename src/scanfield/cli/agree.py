@@ -20,7 +20,7 @@ import scanfield
 from scanfield import dispatch
 from scanfield.cli import draws
 from scanfield.cli.places import Place
-from scanfield.dispatch import Record
+from scanfield.dispatch import Derived, Record
 from scanfield.errors import BackendError
 
 Array = numpy.typing.NDArray[Any]
@@ -29,8 +29,8 @@ TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
 """The largest difference allowed, over the largest value of the array; a candidate may state more."""
 
 OWN_FACTOR, OWN_LIMIT = 4.0, 1e-4
-"""Sums that cancel lose digits in any float32 code. A float32 case may be apart by so many times what the generic forms
-lose there against their own float64, and by no more than the limit."""
+"""Sums that cancel lose digits in any float32 code. A float32 case may be apart by so many times what the
+generic forms lose there against their own float64, and by no more than the limit."""
 
 
 class Run(NamedTuple):
@@ -104,8 +104,15 @@ class Report:
     """What was raised, and in which cases."""
     declined: dict[tuple[Run, str], set[str]] = field(default_factory=dict)
     """(run, reason) -> the operations that it was given for."""
-    alone: set[str] = field(default_factory=set)
-    """Operations with a single run: there is nothing to compare them with."""
+    selected: set[str] = field(default_factory=set)
+    """Places that ran a selection of the cases."""
+    runs: dict[str, set[Run]] = field(default_factory=dict)
+    """Operation -> the runs that gave results."""
+
+    @property
+    def alone(self) -> set[str]:
+        """Operations with a single run: there is nothing to compare them with."""
+        return {name for name, runs in self.runs.items() if len(runs) == 1}
 
     @property
     def agree(self) -> bool:
@@ -134,23 +141,42 @@ def compare(
     listed: Iterable[tuple[Record, draws.Case]],
     places: list[Place],
     *,
+    everything: bool = True,
     done: Callable[[str], None] = lambda words: None,
 ) -> Report:
-    """Run these cases in float64 and float32 and compare every pair of runs; `done` hears of each case."""
+    """Run these cases in float64 and float32 and compare every pair of runs; `done` hears of each case.
+
+    Without `everything`, a place that compiles for each new shape or builds a graph with a node for each
+    token gets a selection of the cases, which the report tells.
+    """
     report = Report()
-    runs: dict[str, set[Run]] = {}
     for record, case in listed:
         exact: dict[Run, Arrays] = {}
         for dtype in ("float64", "float32"):
             here = [place for place in places if dtype in place.dtypes]
+            if not everything:
+                chosen = [place for place in here if _is_selected(place, record, case, dtype)]
+                report.selected |= {str(place) for place in here if place not in chosen}
+                here = chosen
             results = _results(record, case, dtype, here, report)
-            runs.setdefault(record.name, set()).update(results)
+            report.runs.setdefault(record.name, set()).update(results)
             own = _own_errors(exact, results) if dtype == "float32" else {}
             _compare_case(record, case, dtype, results, own, report)
             exact = results
         done(f"{record.name}, {case.regime.name}")
-    report.alone = {name for name, found in runs.items() if len(found) == 1}
     return report
+
+
+def _is_selected(place: Place, record: Record, case: draws.Case, dtype: str) -> bool:
+    """Whether a slow place gets this case: implementations are of base operations, so these get more."""
+    if place.pace == "ready":
+        return True
+    first = case.regime is draws.QUICK[0]
+    if isinstance(record, Derived):
+        return place.pace == "compiles" and first and dtype == "float32"
+    if place.pace == "compiles":
+        return first or (dtype == "float32" and case.regime is not draws.QUICK[1])
+    return dtype == "float32" and (first or case.regime.packed)
 
 
 # ------------------------------------------------------------------------------------------------------------

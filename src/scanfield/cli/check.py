@@ -41,7 +41,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--full", action="store_true", help="adversarial inputs too")
     parser.add_argument(
-        "--library", action="append", metavar="NAME", help="only this library (may be repeated)"
+        "--library",
+        action="append",
+        metavar="NAME",
+        help="only this library, with all cases on it (may be repeated)",
     )
     parser.add_argument(
         "--operation", action="append", metavar="NAME", help="only this operation (may be repeated)"
@@ -59,18 +62,18 @@ def run(arguments: argparse.Namespace) -> int:
     everywhere = places(arguments.library)
     listed = agree.cases(records, full=arguments.full)
     with progress("checking", len(listed), quiet=arguments.json) as tick:
-        report = agree.compare(listed, everywhere, done=tick)
+        report = agree.compare(listed, everywhere, everything=arguments.library is not None, done=tick)
     print(
-        json.dumps(as_json(report), indent=2) if arguments.json else as_text(report, arguments.by_operation)
+        json.dumps(as_json(report), indent=2)
+        if arguments.json
+        else as_text(report, by_operation=arguments.by_operation)
     )
     return 0 if report.agree else 1
 
 
-def as_text(report: agree.Report, by_operation: bool = False) -> str:
-    """The worst element of each pair, then everything that went wrong or could not be compared."""
-    parts = []
-    if report.pairs:
-        parts.append(table(_rows(report, by_operation)))
+def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
+    """The worst element of each pair (or of each operation), then all that went wrong or was not compared."""
+    parts = [table(_operation_rows(report) if by_operation else _pair_rows(report))]
     for (left, right), pair in report.pairs.items():
         parts += [
             f"APART  {left} and {right}\n"
@@ -89,12 +92,16 @@ def as_text(report: agree.Report, by_operation: bool = False) -> str:
         for (run, reason), names in report.declined.items()
     ]
     if report.alone:
+        names = ", ".join(sorted(report.alone))
+        parts.append(f"only one implementation here, so nothing to compare: {names}")
+    if report.selected:
+        names = ", ".join(sorted(report.selected))
         parts.append(
-            f"only one implementation here, so nothing to compare: {', '.join(sorted(report.alone))}"
+            f"{names}: a selection of the cases, as each takes seconds there (--library NAME runs all)"
         )
     compared = sum(pair.compared for pair in report.pairs.values())
     verdict = "all agree" if report.agree else "NOT all agree"
-    parts.append(f"{len(report.pairs)} pairs, {compared} arrays compared: {verdict}")
+    parts.append(f"{len(report.pairs)} pairs of implementations, {compared} comparisons of arrays: {verdict}")
     return "\n".join(parts)
 
 
@@ -102,20 +109,25 @@ def as_text(report: agree.Report, by_operation: bool = False) -> str:
 _SHOWN = 5
 
 
-def _rows(report: agree.Report, by_operation: bool) -> Iterable[tuple[str, ...]]:
+def _pair_rows(report: agree.Report) -> Iterable[tuple[str, ...]]:
     yield ("pair", "", "arrays", "worst / allowed", "worst element", "left", "right")
     for (left, right), pair in report.pairs.items():
-        found = sorted(pair.worst.values(), key=lambda worst: -worst.excess)
-        for worst in found if by_operation else found[:1]:
-            yield (
-                str(left),
-                str(right),
-                str(pair.compared),
-                f"{worst.deviation:.1e} / {worst.tolerance:.0e}" + ("  APART" if worst.excess > 1 else ""),
-                worst.where(),
-                _number(worst.left),
-                _number(worst.right),
-            )
+        worst = max(pair.worst.values(), key=lambda worst: worst.excess)
+        values = (_number(worst.left), _number(worst.right))
+        yield (str(left), str(right), str(pair.compared), _against(worst), worst.where(), *values)
+
+
+def _operation_rows(report: agree.Report) -> Iterable[tuple[str, ...]]:
+    yield ("operation", "implementations", "worst / allowed", "worst element", "of")
+    for name, runs in report.runs.items():
+        met = [(pair.worst[name], pair_of) for pair_of, pair in report.pairs.items() if name in pair.worst]
+        if met:
+            worst, (left, right) = max(met, key=lambda found: found[0].excess)
+            yield (name, str(len(runs)), _against(worst), worst.where(), f"{left}, {right}")
+
+
+def _against(worst: agree.Worst) -> str:
+    return f"{worst.deviation:.1e} / {worst.tolerance:.0e}" + ("  APART" if worst.excess > 1 else "")
 
 
 def _number(value: float | complex) -> str:
@@ -145,6 +157,7 @@ def as_json(report: agree.Report) -> dict[str, Any]:
             for (run, reason), names in report.declined.items()
         ],
         "alone": sorted(report.alone),
+        "selected": sorted(report.selected),
     }
 
 

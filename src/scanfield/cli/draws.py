@@ -17,23 +17,24 @@ import numpy
 
 from scanfield.dispatch import Input, Record
 
-# No two sizes that meet in one array are equal, so that a swapped axis cannot hide; vheads is a multiple of
-# heads and channels one of groups. Time is no multiple of a power of two.
+# Sizes that meet in one array differ (only householders equals batch), so that a swapped axis cannot hide; vheads
+# is a multiple of heads and channels one of groups. Time is short, as each token costs in some libraries, and prime.
 SIZES = {
     "batch": 2,
-    "time": 13,
-    "heads": 2,
-    "vheads": 4,
+    "time": 11,
+    "heads": 3,
+    "vheads": 6,
     "key": 5,
-    "value": 3,
+    "value": 4,
     "channels": 6,
+    "groups": 3,
     "state": 7,
-    "groups": 2,
+    "householders": 2,
 }
 _OTHER_SIZE = 3
 
-# An empty sequence, one of a single token, and one that ends beside the end.
-_PACKS = (0, 0, 5, 6, 13)
+# An empty sequence, one of a single token, and one that ends with the pack.
+_PACKS = (0, 0, 4, 5, 11)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ FULL = (
     Regime("packed, reverse", packed=True, options={"reverse": True}),
     Regime("other layouts", layout=1),
     Regime("last layouts", layout=9),
-    Regime("chunks of 6", options={"chunk_size": 6}),
+    Regime("chunks of 4", options={"chunk_size": 4}),
     Regime("normalised query and key", options={"qk_l2norm": True, "scale": 0.5}),
     Regime("softplus", options={"delta_softplus": True, "dt_softplus": True, "dt_limit": (0.1, 0.8)}),
     Regime("complex", complex=True),

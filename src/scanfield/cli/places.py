@@ -7,16 +7,19 @@ here, when a command asks for them: the rest of scanfield imports none.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 
 import scanfield
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, BackendError
+
+Pace = Literal["ready", "compiles", "builds a graph"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Place:
     """An array of this place as a NumPy array."""
     scope: Callable[[], Any]
     """A context in which the library computes in the dtypes that it is given, in full precision."""
+    pace: Pace = "ready"
+    """Whether a call runs at once, compiles for each new shape, or builds a graph with a node for each token."""
 
     def __str__(self) -> str:
         return self.library if self.device == "cpu" else f"{self.library}:{self.device}"
@@ -112,6 +117,7 @@ def _jax() -> Iterator[Place]:
             lambda array, device=device: jax.device_put(array, device),
             numpy.asarray,
             scope,
+            "compiles",
         )
 
 
@@ -134,13 +140,22 @@ def _cupy() -> Iterator[Place]:
 
 def _dask() -> Iterator[Place]:
     dask = importlib.import_module("dask.array")
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with warnings.catch_warnings():
+            # It warns of many small blocks, which is what a token at a time makes of an array.
+            warnings.simplefilter("ignore", dask.PerformanceWarning)
+            yield
+
     yield Place(
         "dask",
         "cpu",
         _BOTH,
         lambda array: dask.from_array(array, chunks=-1),
         lambda array: numpy.asarray(array.compute(scheduler="synchronous")),
-        ExitStack,
+        scope,
+        "builds a graph",
     )
 
 

@@ -105,9 +105,14 @@ def _plan(bounds: tuple[int, ...]) -> Plan:
     return Plan(tuple(groups), token_places, state_places, empty)
 
 
+def host_bounds(bounds: Bounds) -> tuple[int, ...]:
+    """The bounds as Python ints; read to the host if they live on an accelerator."""
+    return bounds if isinstance(bounds, tuple) else tuple(int(bound) for bound in bounds.tolist())
+
+
 def plan_of(bounds: Bounds) -> Plan:
-    """The plan for a pack; bounds on an accelerator are read to the host."""
-    return _plan(bounds if isinstance(bounds, tuple) else tuple(int(bound) for bound in bounds.tolist()))
+    """The plan for a pack."""
+    return _plan(host_bounds(bounds))
 
 
 def gather(xp: Namespace, array: Array, group: Group, neutral: float) -> Array:

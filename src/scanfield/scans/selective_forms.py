@@ -129,21 +129,24 @@ def _forward_block(config: Any, constants: Any, h: Any, slices: Any) -> tuple[An
     B, C = cast(xp, B, wide), cast(xp, C, wide)
     x = s * cast(xp, u, dtype)
     start = h
+    varying = tuple(v.shape[1] == s.shape[1] for v in (s, x, B, C))
+    moving = tuple(v if vary else None for v, vary in zip((s, x, B, C), varying, strict=True))
+    fixed = tuple(None if vary else v for v, vary in zip((s, x, B, C), varying, strict=True))
     if small < 4:  # a token's state fills the cache by itself
-        moving = [v if v.shape[1] == s.shape[1] else None for v in (s, x, B, C)]
-        fixed = [None if m is not None else v[:, 0, ...] for m, v in zip(moving, (s, x, B, C), strict=True)]
-        h, (read,) = loops.scan(_wide_token, xp, (A, *fixed), h, tuple(moving))
-        return h, (_factor(xp, A) * _real_part(xp, read), start)
-    reads = []
-    # The state exists for a few tokens at a time: as many as fit in cache, however long the chunk is.
-    for first in range(0, s.shape[1], small):
-        cut = slice(first, min(first + small, s.shape[1]))
-        decay = _decays(xp, s[:, cut, ...], A)
-        entering = _entering(xp, x[:, cut, ...], B if B.shape[1] == 1 else B[:, cut, ...])
-        h, (states,) = loops.scan(_token, None, (), h, (decay, entering))
-        reads.append(_read(xp, states, C if C.shape[1] == 1 else C[:, cut, ...]))
-    read = reads[0] if len(reads) == 1 else xp.concat(reads, axis=1)
+        held = tuple(None if v is None else v[:, 0, ...] for v in fixed)
+        h, (read,) = loops.scan(_wide_token, xp, (A, *held), h, moving)
+    else:
+        # The state exists for a few tokens at a time: as many as fit in cache, however long the chunk is.
+        h, (read,) = loops.blocks(_few_tokens, (xp, varying), (*fixed, A), h, moving, small, joined=1)
     return h, (_factor(xp, A) * _real_part(xp, read), start)
+
+
+def _few_tokens(config: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, Any]:
+    xp, varying = config
+    *fixed, A = constants
+    s, x, B, C = merge(varying, slices, fixed)
+    h, (states,) = loops.scan(_token, None, (), h, (_decays(xp, s, A), _entering(xp, x, B)))
+    return h, (_read(xp, states, C),)
 
 
 def _backward_block(config: Any, arrays: Any, h: Array, d_read: Array, carry: Array) -> tuple[Array, Any]:

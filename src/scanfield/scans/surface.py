@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, cast
 
@@ -13,6 +15,7 @@ import numpy
 from scanfield.arrays import Array, library_of
 from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.scans import packing
 
 P = ParamSpec("P")
 
@@ -245,32 +248,69 @@ def _with_states(
     call = prepared.call
     operation = operation_of(call)
     roles = [entry.role for entry in operation.inputs]
-    if any(role == "index" and array is not None for role, array in zip(roles, call.arrays, strict=True)):
-        raise ArgumentError(
-            f"states_at: not together with cu_seqlens; call {record.name} on one sequence, whose boundaries are its own"
-        )
     length = _time(operation, call)
-    time = length // prepared.stretch
-    cuts = boundaries(states_at, time, options.get("chunk_size"))
-    walked = [time - cut for cut in cuts] if options.get("reverse") else cuts
-    stops = sorted({*walked, time})
+    time, stretch = length // prepared.stretch, prepared.stretch
+    bounds = call.arrays[roles.index("index")]
+    reverse = options.get("reverse")
+    starts = (0, time) if bounds is None else tuple(bound // stretch for bound in packing.host_bounds(bounds))
+    cuts = boundaries(states_at, time, options.get("chunk_size"), starts, reverse=bool(reverse))
+    # In canonical time, where reversed sequences run forward too.
+    walked = [time - cut for cut in cuts] if reverse else cuts
     place = roles.index("state")
+    if bounds is None:
+        y, last, found = _in_parts(operation, call, walked, stretch, place, method)
+    else:
+        y, last = registry.call(call, "forward", method)
+        found = _in_pack(operation, call, walked, stretch, place, starts, method)
+    xp = library_of(last, "state").namespace
+    output, final_state = prepared.output(y), prepared.state(last)
+    if not cuts:
+        empty = xp.expand_dims(final_state[:1, ...] if bounds is not None else final_state, axis=1)
+        return ScanStates(output, final_state, empty[:, :0, ...])
+    return ScanStates(output, final_state, xp.stack([prepared.state(found[cut]) for cut in walked], axis=1))
+
+
+def _in_parts(
+    operation: Operation, call: Call, cuts: Sequence[int], stretch: int, place: int, method: str | None
+) -> tuple[Array, Array, dict[int, Array]]:
+    """One sequence from boundary to boundary: output, final state, and the state at each."""
+    time = _time(operation, call) // stretch
     found: dict[int, Array] = {}
     pieces, state, start = [], call.arrays[place], 0
-    for stop in stops:
-        output, state = registry.call(
-            _cut(operation, call, start * prepared.stretch, stop * prepared.stretch, state), "forward", method
-        )
+    for stop in sorted({*cuts, time}):
+        part = _cut(operation, call, start * stretch, stop * stretch, state)
+        output, state = registry.call(part, "forward", method)
         found[stop] = state
         pieces.append(output)
         start = stop
     xp = library_of(state, "state").namespace
-    output, final_state = prepared.output(xp.concat(pieces, axis=1)), prepared.state(state)
-    states = [prepared.state(found[cut]) for cut in walked]
-    if not states:
-        empty = xp.expand_dims(final_state, axis=1)
-        return ScanStates(output, final_state, empty[:, :0, ...])
-    return ScanStates(output, final_state, xp.stack(states, axis=1))
+    return xp.concat(pieces, axis=1), state, found
+
+
+def _in_pack(
+    operation: Operation,
+    call: Call,
+    cuts: Sequence[int],
+    stretch: int,
+    place: int,
+    starts: Sequence[int],
+    method: str | None,
+) -> dict[int, Array]:
+    """The state before token t in that token's sequence; each sequence is run once more, up to its last boundary."""
+    states = call.arrays[place]
+    found: dict[int, Array] = {}
+    index = next(i for i, entry in enumerate(operation.inputs) if entry.role == "index")
+    dense = call._replace(arrays=(*call.arrays[:index], None, *call.arrays[index + 1 :]))
+    before: tuple[int, int, Array | None] = (-1, 0, None)
+    for cut in sorted(set(cuts)):
+        sequence = max(bisect.bisect_right(starts, min(cut, starts[-1] - 1)) - 1, 0)
+        if before[0] != sequence:
+            row = None if states is None else states[sequence : sequence + 1, ...]
+            before = (sequence, starts[sequence], row)
+        part = _cut(operation, dense, before[1] * stretch, cut * stretch, before[2])
+        found[cut] = registry.call(part, "forward", method)[1]
+        before = (sequence, cut, found[cut])
+    return found
 
 
 def _time(operation: Operation, call: Call) -> int:
@@ -299,14 +339,18 @@ def _cut(operation: Operation, call: Call, start: int, stop: int, state: Array |
     return call._replace(arrays=tuple(arrays))
 
 
-def boundaries(states_at: Sequence[int] | str, time: int, chunk_size: int | None) -> list[int]:
-    """The boundaries that ``states_at`` asks for: ``"chunks"`` is the start of each chunk."""
+def boundaries(
+    states_at: Sequence[int] | str, time: int, chunk_size: int | None, starts: Sequence[int], *, reverse: bool
+) -> list[int]:
+    """The boundaries that ``states_at`` asks for: ``"chunks"`` is where each chunk of each sequence starts."""
     if isinstance(states_at, str):
         if states_at != "chunks":
             raise ArgumentError(
                 f"states_at: {states_at!r}; allowed are 'chunks' and a sequence of boundaries"
             )
-        return list(range(0, time, chunk_size or DEFAULT_CHUNK))
+        size = chunk_size or DEFAULT_CHUNK
+        walked = [cut for first, last in itertools.pairwise(starts) for cut in range(first, last, size)]
+        return [time - cut for cut in walked] if reverse else walked
     cuts = []
     for value in states_at:
         if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
