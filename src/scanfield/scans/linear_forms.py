@@ -269,8 +269,8 @@ def _in_blocks(xp: Any, a: Array, b: Array, starts: Array) -> tuple[Array, Array
 def _chain(xp: Any, constants: Any, carry: Any, slices: Any) -> tuple[Any, Any]:
     product, local = slices
     # A product that overflowed meets a state that is exactly 0: nothing came in, nothing goes out.
-    moved = xp.where(carry == 0, xp.zeros_like(carry), product * carry)
-    return moved + local, (carry,)
+    product = xp.where((carry == 0) & ~xp.isfinite(product), xp.zeros_like(product), product)
+    return product * carry + local, (carry,)
 
 
 def _two_passes(xp: Any, a: Array, b: Array, state: Array) -> tuple[Array, Array, Array]:

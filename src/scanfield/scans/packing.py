@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from scanfield.arrays import Array, Namespace, device_of, host_integers
+from scanfield.arrays import Array, Namespace, device_of, host_integers, library_of
 from scanfield.errors import ShapeError
 
 Bounds = tuple[int, ...] | Array
@@ -145,5 +145,9 @@ def join_states(xp: Namespace, parts: Sequence[Array], plan: Plan) -> Array:
 
 
 def _take(xp: Namespace, array: Array, places: numpy.ndarray[Any, Any]) -> Array:
+    if (
+        library_of(array, "array").name == "dask"
+    ):  # an index whose values are known keeps the graph small, and right
+        return xp.take(array, places, axis=0)
     index = xp.__array_namespace_info__().default_dtypes(device=device_of(array))["indexing"]
     return xp.take(array, xp.asarray(places, dtype=index, device=device_of(array)), axis=0)

@@ -25,13 +25,13 @@ from scanfield.scans.generic import (
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + exp(-x)) without overflow."""
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x < 0, small, xp.ones_like(x)) / (1 + small)
+    return xp.exp(xp.minimum(x, xp.zeros_like(x))) / (1 + xp.exp(-xp.abs(x)))
 
 
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)), exact at both ends: positive down to the smallest number, no threshold."""
-    return xp.where(x > 0, x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+    # maximum, not where: at x = 0 autodiff must find the slope 1/2, which it takes as the mean of the two branches.
+    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 def step_sizes(xp: Namespace, raw: Array, use_softplus: bool, low: float, high: float) -> Array:
