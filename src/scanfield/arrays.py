@@ -236,7 +236,7 @@ def _convert_line(name: str, source: str, target: str, first: str) -> str:
         "jax": f"jax.numpy.asarray({host})",
         "cupy": f"cupy.asarray({host})",
         "dask": f"dask.array.from_array({host})",
-    }.get(target, f"{target}.asarray({host})")
+    }.get(target, f"{target}.asarray({host}, device={first}.device)")
 
 
 def _move_line(name: str, first: str, library: str) -> str:

@@ -59,7 +59,7 @@ def vjp(
     >>> gradients["b"][0, :, 0]
     array([0.25, 0.5 , 1.  ])
     >>> gradients["a"][0, :, 0]
-    array([0.  , 0.5 , 1.5])
+    array([0. , 0.5, 1.5])
     """
     bound = bind(op, arrays, options)
     if bound.states_at is not None:

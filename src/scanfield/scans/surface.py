@@ -31,7 +31,11 @@ class ScanResult(NamedTuple):
 
 
 class ScanStates(NamedTuple):
-    """What a scan with ``states_at`` returns: ``states[:, i]`` is the state at the boundary before token ``t_i``."""
+    """What a scan with ``states_at`` returns: ``states[:, i]`` is the state at the boundary before token ``t_i``.
+
+    That is the state which comes into the token or, with ``reverse``, which has come out of it, in the token's own
+    sequence if several are packed.
+    """
 
     output: Array
     final_state: Array
@@ -261,7 +265,9 @@ def _with_states(
         y, last, found = _in_parts(operation, call, walked, stretch, place, method)
     else:
         y, last = registry.call(call, "forward", method)
-        found = _in_pack(operation, call, walked, stretch, place, starts, method)
+        # A boundary belongs to the sequence of the token on its right; a chunk's start to the chunk.
+        arrived = bool(reverse) and states_at != "chunks"
+        found = _in_pack(operation, call, walked, stretch, place, starts, arrived, method)
     xp = library_of(last, "state").namespace
     output, final_state = prepared.output(y), prepared.state(last)
     if not cuts:
@@ -294,16 +300,20 @@ def _in_pack(
     stretch: int,
     place: int,
     starts: Sequence[int],
+    arrived: bool,
     method: str | None,
 ) -> dict[int, Array]:
-    """The state before token t in that token's sequence; each sequence is run once more, up to its last boundary."""
+    """The state before token t in that token's sequence; each sequence is run once more, up to its last boundary.
+
+    With ``arrived`` it is the state after token t - 1, in that one's sequence.
+    """
     states = call.arrays[place]
     found: dict[int, Array] = {}
     index = next(i for i, entry in enumerate(operation.inputs) if entry.role == "index")
     dense = call._replace(arrays=(*call.arrays[:index], None, *call.arrays[index + 1 :]))
     before: tuple[int, int, Array | None] = (-1, 0, None)
     for cut in sorted(set(cuts)):
-        sequence = max(bisect.bisect_right(starts, min(cut, starts[-1] - 1)) - 1, 0)
+        sequence = max(_sequence_of(starts, cut - 1 if arrived and cut else cut), 0)
         if before[0] != sequence:
             row = None if states is None else states[sequence : sequence + 1, ...]
             before = (sequence, starts[sequence], row)
@@ -311,6 +321,11 @@ def _in_pack(
         found[cut] = registry.call(part, "forward", method)[1]
         before = (sequence, cut, found[cut])
     return found
+
+
+def _sequence_of(starts: Sequence[int], token: int) -> int:
+    """The sequence of a token; that of the last token for the boundary behind it."""
+    return bisect.bisect_right(starts, min(token, starts[-1] - 1)) - 1
 
 
 def _time(operation: Operation, call: Call) -> int:
