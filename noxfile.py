@@ -62,7 +62,7 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
 def demo(session: nox.Session) -> None:
     """The main job on real data: libraries found, their agreement, a forecast; under three minutes."""
     install(session, ["numba", "torch", "jax", "cli", "plot"], ["demo"])
-    session.run("python", "-m", "scanfield.cli", "demo", *session.posargs, env=environment())
+    session.run("scanfield", "demo", *session.posargs, env=environment())
 
 
 @nox.session
@@ -103,8 +103,8 @@ def minimums(session: nox.Session) -> None:
     ]
     tools = nox.project.dependency_groups(PROJECT, "test")
     session.install("--no-compile", "-e", ".", *map(lowest, claimed), *map(tested, tools))
-    run_tests(session, "numpy")
-    run_tests(session, "jax")
+    run_tests(session, "numpy", "tests/scans", "tests/dispatch")
+    run_tests(session, "jax", "tests/scans/test_vjp.py")
 
 
 @nox.session
@@ -210,10 +210,10 @@ def install_sources(session: nox.Session) -> None:
     session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", env=no_kernels)
 
 
-def run_tests(session: nox.Session, library: str) -> None:
-    """Run pytest on one array library: all tests but those of `agree`, on two processes, unless posargs choose."""
-    chosen = session.posargs or ["--ignore=tests/agree", "--numprocesses=2", "--dist=worksteal"]
-    session.run("pytest", f"--backend={library}", *chosen, env=environment())
+def run_tests(session: nox.Session, library: str, *places: str) -> None:
+    """Run pytest on one array library: these places (all but `agree`'s) on two processes, unless posargs choose."""
+    everything = [*(places or ["--ignore=tests/agree"]), "--numprocesses=2", "--dist=worksteal"]
+    session.run("pytest", f"--backend={library}", *(session.posargs or everything), env=environment())
 
 
 def environment() -> dict[str, str]:

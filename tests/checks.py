@@ -1,10 +1,14 @@
-"""What tests of every operation do: call it on one library's arrays and hold everything that comes back to
-the truth.
+"""What tests of every operation do: call it on one library's arrays and hold all that comes back to the truth.
+
+Calls go through `library.run`, which on JAX compiles them: a jitted call costs one compilation, an eager one
+costs one for each of its dozens of steps. Functions are made once for each operation and set of options, so
+that calls that differ in their values alone share a compilation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,24 +34,65 @@ class Got(NamedTuple):
     gradients: dict[str, Any]
 
 
+Options = tuple[tuple[str, Any], ...]
+
+
+def _frozen(options: Mapping[str, Any]) -> Options:
+    return tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in sorted(options.items()))
+
+
+@functools.cache
+def _forward_of(op: str, options: Options) -> Callable[[dict[str, Any]], Any]:
+    return lambda arrays: operation(op)(**arrays, **dict(options))
+
+
+@functools.cache
+def _vjp_of(op: str, options: Options) -> Callable[[dict[str, Any], tuple[Any, Any]], Got]:
+    def both(arrays: dict[str, Any], cotangents: tuple[Any, Any]) -> Got:
+        result, pullback = scanfield.vjp(operation(op), **arrays, **dict(options))
+        return Got(result.output, result.final_state, pullback(*cotangents))
+
+    return both
+
+
+@functools.cache
+def _step_of(op: str, options: Options) -> Callable[[Any, dict[str, Any]], Any]:
+    return lambda state, token: operation(op).step(state, **token, **dict(options))
+
+
+def call_on(library: Library, op: str, arrays: dict[str, Any], **options: Any) -> Any:
+    """The operation on arrays of `library`, all by name."""
+    return library.run(_forward_of(op, _frozen(options)), arrays)
+
+
 def call(library: Library, op: str, inputs: Mapping[str, Any], dtype: str = "float64", **options: Any) -> Any:
-    """The operation on arrays of `library`, all arguments by name."""
-    return operation(op)(**library.arrays(inputs, dtype), **options)
+    """The same on NumPy data, which become arrays of that width first."""
+    return call_on(library, op, library.arrays(inputs, dtype), **options)
+
+
+def vjp_on(
+    library: Library, op: str, arrays: dict[str, Any], cotangents: tuple[Any, Any], **options: Any
+) -> Got:
+    """Result and gradients on arrays of `library`; a cotangent may be None."""
+    return library.run(_vjp_of(op, _frozen(options)), arrays, cotangents)
 
 
 def vjp(
     library: Library,
     op: str,
     inputs: Mapping[str, Any],
-    cotangents: Any,
+    cotangents: tuple[Any, Any],
     dtype: str = "float64",
     **options: Any,
 ) -> Got:
-    """Result and gradients on arrays of `library`; a cotangent may be None."""
-    result, pullback = scanfield.vjp(operation(op), **library.arrays(inputs, dtype), **options)
+    """The same on NumPy data."""
     d_output, d_final_state = (library.array(c, dtype) for c in cotangents)
-    gradients = pullback(d_output, d_final_state)
-    return Got(result.output, result.final_state, dict(gradients))
+    return vjp_on(library, op, library.arrays(inputs, dtype), (d_output, d_final_state), **options)
+
+
+def step(library: Library, op: str, state: Any, token: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+    """One token, on arrays of `library`."""
+    return library.run(_step_of(op, _frozen(options)), state, token)
 
 
 def run_example(

@@ -7,6 +7,9 @@ Fixtures   library   the `arrays.Library` under test: data in, data out
 Markers    backend("torch", ...)   runs only in a run of one of these; all others leave it out
            gpu                     needs a GPU that the run's library can use; skipped, with that reason, without one
 
+leave_out  a function of a test module, leave_out(backend, test, parameters) -> bool: which of its tests a run
+           does without, because the library makes them dear and the others stand for them
+
 A test that asks for `library` or `xp` runs with every backend. A test that asks for neither does not depend
 on an array library and runs in the numpy run only.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +31,7 @@ if str(HERE) not in sys.path:
 import arrays  # noqa: E402  (needs the line above)
 
 GOLDEN = HERE / "golden"
+_NONE = SimpleNamespace(params={})  # of a test without parameters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +92,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.nodeid}: backend({sorted(unknown)}) is not one of {arrays.SESSIONS}"
             )
-        (kept if name in wanted else left_out).append(item)
+        rule = getattr(item.module, "leave_out", None)
+        dear = rule is not None and rule(name, item.originalname, getattr(item, "callspec", _NONE).params)
+        (kept if name in wanted and not dear else left_out).append(item)
         if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU that {name} can use"))
     if left_out:

@@ -126,7 +126,7 @@ class Exponential:
 
     def __call__(self, step: int) -> float:
         """The rate of the next update, after `step` of them."""
-        return self.initial * self.factor ** (step / self.every)
+        return self.initial * math.pow(self.factor, step / self.every)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -19,20 +19,29 @@ import planting  # (needs the line above)
 PLANTED = ("check", "--library", "numpy", "--operation", "linear_scan")
 
 
+def _pair(told):
+    """The planted candidate beside the generic code that it is made of."""
+    (pair,) = [
+        p
+        for p in told["pairs"]
+        if (p["left"], p["right"]) == ("numpy planted.one", "numpy generic.recurrent")
+    ]
+    return pair
+
+
 def _names():
     return [record.name for record in scanfield.operations()]
 
 
-# -- a planted candidate, found through its entry point
-# ------------------------------------------------------------
+# -- a planted candidate, found through its entry point ------------------------------------------------------
 
 
 def test_a_right_plugin_is_compared_and_agrees(tmp_path):
     done = planting.run(tmp_path, planting.NO_FAULT, *PLANTED, "--json")
     assert done.returncode == 0, done.stderr
-    (pair,) = json.loads(done.stdout)["pairs"]
-    assert {pair["left"], pair["right"]} == {"numpy planted.one", "numpy generic.recurrent"}
+    pair = _pair(json.loads(done.stdout))
     assert pair["compared"] > 10
+    assert pair["apart"] == []
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,7 @@ def test_a_right_plugin_is_compared_and_agrees(tmp_path):
 def test_a_wrong_candidate_is_caught_and_named(tmp_path, fault, array):
     done = planting.run(tmp_path, fault, *PLANTED, "--json")
     assert done.returncode == 1, done.stderr
-    (pair,) = json.loads(done.stdout)["pairs"]
+    pair = _pair(json.loads(done.stdout))
     assert {worst["array"] for worst in pair["apart"]} == {array}
     assert {worst["dtype"] for worst in pair["apart"]} == {"float32", "float64"}
 
@@ -63,7 +72,7 @@ def test_the_wrong_element_is_shown(tmp_path):
 def test_a_candidate_that_raises_is_a_finding(tmp_path):
     done = planting.run(tmp_path, planting.RAISES, *PLANTED)
     assert done.returncode == 1
-    assert "RAISED numpy planted.one: linear_scan float64, all inputs, forward" in done.stdout
+    assert "RAISED numpy planted.one: linear_scan, forward (float64 all inputs; " in done.stdout
     assert "ZeroDivisionError: planted" in done.stdout
 
 
@@ -75,21 +84,18 @@ def test_a_stated_tolerance_is_used(tmp_path):
 
 def test_a_verb_that_a_candidate_lacks_is_told(tmp_path):
     done = planting.run(tmp_path, planting.NO_FAULT, *PLANTED)
-    assert (
-        "not compared: numpy planted.one, linear_scan: method 'planted.one' has no verb 'summarise'"
-        in done.stdout
-    )
+    told = [line for line in done.stdout.splitlines() if line.startswith("not compared: numpy planted.one")]
+    assert told
+    assert all("linear_scan: " in line and "summarise" in line for line in told)
 
 
-# -- the generic forms
-# ---------------------------------------------------------------------------------------------
+# -- the generic forms ---------------------------------------------------------------------------------------
 
 
 def test_the_generic_forms_agree_on_numpy(capsys):
     assert main(["check", "--library", "numpy", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    (pair,) = told["pairs"]
-    assert set(pair["worst"]) | set(told["alone"]) == set(_names())
+    assert {name for pair in told["pairs"] for name in pair["worst"]} | set(told["alone"]) == set(_names())
     assert told["raised"] == []
 
 
@@ -132,8 +138,7 @@ def test_help_shows_examples(capsys):
         assert f"scanfield {command}" in shown
 
 
-# -- inputs
-# --------------------------------------------------------------------------------------------------------
+# -- inputs --------------------------------------------------------------------------------------------------
 
 
 def test_every_operation_meets_every_input_and_the_hard_regimes():
@@ -160,8 +165,7 @@ def test_draws_repeat_themselves():
             np.testing.assert_array_equal(left[name], right[name])
 
 
-# -- the measure
-# ---------------------------------------------------------------------------------------------------
+# -- the measure ---------------------------------------------------------------------------------------------
 
 
 def test_the_measure_of_two_arrays():

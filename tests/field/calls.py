@@ -19,6 +19,18 @@ GENERIC = pytest.mark.backend("numpy", "strict", "torch", "jax")
 
 # The forms of the gated delta rule that have to agree in every one of its rows; None is what size chooses.
 FORMS = (None, "generic.recurrent", "generic.chunk")
+# The same where the row is not about the chunk form: JAX compiles for several seconds at every new shape of it.
+CHEAP_FORMS = (
+    None,
+    "generic.recurrent",
+    pytest.param("generic.chunk", marks=pytest.mark.backend("numpy", "strict", "torch")),
+)
+
+
+def needs_every_length(library: arrays.Library, length: int, few: tuple[int, ...]) -> None:
+    """Skip most lengths on JAX, which compiles for half a second at every new one; `few` are those at the edges."""
+    if library.name == "jax" and length not in few:
+        pytest.skip(f"JAX compiles at every new length; there {', '.join(map(str, few))} stand for all")
 
 
 def call(library: arrays.Library, operation: str, inputs: Data, dtype: str = "float64", **options: Any) -> Any:

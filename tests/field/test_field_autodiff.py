@@ -29,6 +29,8 @@ def short_sequence(operation: str, time: int):
 @pytest.mark.parametrize("time", [10, 1])
 @pytest.mark.parametrize("operation", RULES)
 def test_f053_short_sequences_have_gradients(library, operation, time):
+    if library.name == "jax" and operation != "gdn2":
+        pytest.skip("on JAX every rule goes through jax.grad, in the test below")
     inputs, d_output, d_state, wanted = short_sequence(operation, time)
     _, gradients = pull(library, operation, inputs, d_output, d_state)
     for name, gradient in gradients.items():

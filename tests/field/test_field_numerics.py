@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import reference
-from calls import FORMS, GENERIC, call, pull, rounded, truth_vjp
+from calls import CHEAP_FORMS, FORMS, GENERIC, call, pull, rounded, truth_vjp
 from draws import G, M, printed, within
 
 import scanfield
@@ -90,7 +90,7 @@ def test_f004_a_gate_of_one_is_the_plain_delta_rule(library, method):
     assert np.isfinite(library.numpy(result.final_state)).all()
 
 
-@pytest.mark.parametrize("method", FORMS)
+@pytest.mark.parametrize("method", CHEAP_FORMS)
 def test_f005_equal_keys_overwrite_or_reflect(library, method):
     first = np.zeros((1, 64, 1, 16))
     first[..., 0] = 1
@@ -176,7 +176,7 @@ def test_f008_the_state_space_dual_masks_before_it_exponentiates(library):
     }
     ones = np.ones((1, 64, 2, 4))
     wanted = truth_vjp("ssd", rounded(inputs, "float32"), ones, None)
-    for method in FORMS:
+    for method in FORMS[:2] if library.name == "jax" else FORMS:
         _, gradients = pull(library, "ssd", inputs, ones, None, "float32", method=method)
         gradients = library.numpys(gradients)
         for name in inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from calls import GENERIC, call, truth_vjp
+from calls import GENERIC, call, needs_every_length, truth_vjp
 from draws import G, M, within
 from operations import every_operation
 
@@ -36,6 +36,7 @@ def dual(drawn):
 @pytest.mark.parametrize("time", LENGTHS)
 @pytest.mark.parametrize("operation", ["gdn2", "gated_delta_rule", "ssd", "selective_scan"])
 def test_f044_nothing_is_read_behind_the_end(library, operation, time):
+    needs_every_length(library, time, (17, 65))
     drawn = M(31, 1, time, 3, 2) if operation == "selective_scan" else G(31, 1, time, 2, 5, 3)
     if operation == "ssd":
         inputs = dual(drawn)
@@ -68,7 +69,12 @@ SIZES = {"batch": 2, "time": 3, "heads": 2, "key": 4, "value": 5, "channels": 6,
 @pytest.mark.parametrize("case", EMPTY)
 def test_f045_arrays_without_elements(library, dtype, case, with_state):
     r = np.random.default_rng(450)
-    for operation, (inputs, options, output_shape) in every_operation(45, **SIZES | EMPTY[case]).items():
+    examples = every_operation(45, **SIZES | EMPTY[case])
+    if library.name == "jax":  # compiles for half a second at every new shape: the base operations and one derived
+        if dtype == "float64" or not with_state:
+            pytest.skip("JAX compiles at every new shape; there float32 with a state stands for all")
+        examples = {name: examples[name] for name in ("linear_scan", "selective_scan", "gdn2", "ssd")}
+    for operation, (inputs, options, output_shape) in examples.items():
         state = inputs["initial_state"]
         given = library.arrays(inputs, dtype)
         if not with_state:

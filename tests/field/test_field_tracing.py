@@ -9,6 +9,7 @@ from draws import within
 from operations import every_operation
 
 import scanfield
+from scanfield.dispatch import Derived
 
 pytestmark = pytest.mark.backend("jax")
 
@@ -24,6 +25,8 @@ def test_f069_no_tracer_leaks(library, operation):
     function = getattr(scanfield, operation)
 
     def with_gradients(given, d_output):
+        if isinstance(function.record, Derived):  # whose gradients are those of what they derive from
+            return function(**given, **options)
         result, pullback = scanfield.vjp(function, **given, **options)
         return result, dict(pullback(d_output, result.final_state))
 

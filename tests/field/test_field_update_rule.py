@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from calls import FORMS, GENERIC, call
+from calls import CHEAP_FORMS, GENERIC, call
 from draws import within
 
 pytestmark = GENERIC
 
 
-@pytest.mark.parametrize("method", FORMS)
+@pytest.mark.parametrize("method", CHEAP_FORMS)
 def test_f019_the_state_decays_before_it_is_read_for_the_correction(library, method):
     inputs = {
         "query": np.ones((1, 2, 1, 2)),
@@ -50,7 +50,8 @@ def test_f021_the_reversed_scan_is_right_for_every_length(library, dtype):
     wanted = [[36, 36, 35, 33, 30, 26, 21, 15, 8], [117, 108, 98, 87, 75, 62, 48, 33, 17]]
     assert np.array_equal(library.numpy(result.output)[..., 0], wanted)
     assert np.array_equal(library.numpy(result.final_state), [[36], [117]])
-    for length in range(1, 18):
+    # JAX compiles for half a second at every new length; there a few stand for all.
+    for length in (1, 16, 17) if library.name == "jax" else range(1, 18):
         r = np.random.default_rng(2100 + length)
         inputs = {"a": r.uniform(0.5, 1, (2, length, 1)), "b": r.standard_normal((2, length, 1))}
         backward = call(library, "linear_scan", inputs, dtype, reverse=True)
@@ -59,7 +60,7 @@ def test_f021_the_reversed_scan_is_right_for_every_length(library, dtype):
         assert np.array_equal(library.raw(backward.final_state), library.raw(flipped.final_state)), length
 
 
-@pytest.mark.parametrize("method", FORMS)
+@pytest.mark.parametrize("method", CHEAP_FORMS)
 def test_f022_erase_and_write_act_channel_by_channel(library, method):
     inputs = {
         "query": np.array([1.0, 0]).reshape(1, 1, 1, 2),

@@ -43,6 +43,21 @@ CASES = {
 }
 
 
+DEAR = ("linear complex", "selective complex", "gdn2", "gla", "ssd")  # what JAX and Dask run
+
+
+def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
+    if backend not in ("jax", "dask"):
+        return False
+    if test == "test_cut_anywhere" and given["pieces"] != (0, 2, 5, 7):
+        return True
+    return given.get("case", "gdn2") not in DEAR or given.get("op", "gdn2") not in (
+        "linear_scan",
+        "gdn2",
+        "ssd",
+    )
+
+
 @pytest.fixture(params=CASES, scope="module")
 def case(request) -> Example:
     return CASES[request.param]

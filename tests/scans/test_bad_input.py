@@ -490,9 +490,3 @@ def test_a_traced_index_has_no_values(library: Library):
         jax.jit(lambda cuts: scanfield.gdn2(**inputs, cu_seqlens=cuts).output)(
             library.array(np.asarray([0, 3]))
         )
-
-
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_states_at_and_cu_seqlens(library: Library, op: str):
-    with Says(ArgumentError, "states_at", "cu_seqlens"):
-        operation(op)(**good(library, op, batch=1, states=1), cu_seqlens=[0, 3], states_at=[1])

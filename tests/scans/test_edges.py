@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import call, operation, vjp
-from examples import DELTA_FAMILY, METHODS, OPERATIONS, PACKED, Example, family_inputs, op_inputs
+from examples import BASE, DELTA_FAMILY, METHODS, OPERATIONS, PACKED, Example, family_inputs, op_inputs
 
 import scanfield
+
+
+def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
+    if backend not in ("jax", "dask"):
+        return False
+    if test == "test_sizes_of_one":
+        return given["op"] != "kda" or given["K"] == given["V"]
+    return given.get("op", "gdn2") not in BASE or given.get("reverse") is False
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -89,7 +98,7 @@ def test_every_form_of_cu_seqlens_is_the_same(library: Library, op: str):
     """
     cuts = [0, 2, 2, 3]
     inputs = op_inputs(op, f"{op} forms", batch=1, time=3, states=3)
-    want = call(library, op, inputs, cu_seqlens=cuts)
+    want = operation(op)(**library.arrays(inputs), cu_seqlens=cuts)
     forms = [
         tuple(cuts),
         np.asarray(cuts),
@@ -99,7 +108,7 @@ def test_every_form_of_cu_seqlens_is_the_same(library: Library, op: str):
     if library.name != "dask":  # whose values are not at hand: refused, see the tests of bad input
         forms.append(library.array(np.asarray(cuts)))
     for form in forms:
-        got = call(library, op, inputs, cu_seqlens=form)
+        got = operation(op)(**library.arrays(inputs), cu_seqlens=form)
         assert same_bits(library.raw(got.output), library.raw(want.output)), type(form)
         assert same_bits(library.raw(got.final_state), library.raw(want.final_state)), type(form)
 

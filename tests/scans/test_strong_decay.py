@@ -8,6 +8,7 @@ largest value, and are finite wherever the truth is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,14 +125,17 @@ def made(variant: Callable) -> Example:
     return Example(name, "gdn2", inputs)
 
 
+def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
+    """Dask: 130 time steps are too many tasks."""
+    return backend == "dask" and test != "test_a_reset_cuts_the_past_off"
+
+
 EXAMPLES = {variant.__name__: made(variant) for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("method", METHODS["gdn2"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_float32_within_2e_6(library: Library, name: str, method: str):
-    if library.short:
-        pytest.skip(f"{library.name}: {T} time steps are too many tasks")
     e = EXAMPLES[name]
     got = vjp(library, "gdn2", e.inputs, e.cotangents("float32"), "float32", chunk_size=64, method=method)
     truth, gradients = e.truth("float32"), e.gradients("float32")
@@ -148,8 +152,6 @@ def test_float32_within_2e_6(library: Library, name: str, method: str):
 @pytest.mark.parametrize("method", METHODS["gdn2"])
 @pytest.mark.parametrize("name", ["mixed", "repeated_key_erase_two"])
 def test_float64(library: Library, name: str, method: str):
-    if library.short:
-        pytest.skip(f"{library.name}: {T} time steps are too many tasks")
     e = EXAMPLES[name]
     got = vjp(library, "gdn2", e.inputs, e.cotangents(), chunk_size=64, method=method)
     assert deviation(library.numpy(got.output), e.truth().output) <= 1e-13

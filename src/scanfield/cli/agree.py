@@ -60,9 +60,9 @@ class Worst:
     right: Any
 
     def where(self) -> str:
-        """The element in words: `gdn2 float32, strong decay: d_key[0, 3, 1, 2]`."""
+        """The element in words: `float32, strong decay: d_key[0, 3, 1, 2]`."""
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-        return f"{self.operation} {self.dtype}, {self.regime}: {self.array}{place}"
+        return f"{self.dtype}, {self.regime}: {self.array}{place}"
 
 
 @dataclass
@@ -132,25 +132,26 @@ def operations(wanted: Iterable[str] | None = None) -> list[Record]:
 
 
 def cases(records: Iterable[Record], *, full: bool = False) -> list[tuple[Record, draws.Case]]:
-    """Every case of these operations; a few minutes' worth with `full`."""
+    """Every case of these operations; `full` adds the adversarial ones."""
     regimes = draws.FULL if full else draws.QUICK
     return [(record, case) for record in records for case in draws.cases(record, _function(record), regimes)]
 
 
 def compare(
-    listed: Iterable[tuple[Record, draws.Case]],
+    records: Iterable[Record],
     places: list[Place],
     *,
+    full: bool = False,
     everything: bool = True,
     done: Callable[[str], None] = lambda words: None,
 ) -> Report:
-    """Run these cases in float64 and float32 and compare every pair of runs; `done` hears of each case.
+    """Run the operations in float64 and float32 and compare every pair of runs; `done` hears of each case.
 
     Without `everything`, a place that compiles for each new shape or builds a graph with a node for each
     token gets a selection of the cases, which the report tells.
     """
     report = Report()
-    for record, case in listed:
+    for record, case in cases(records, full=full):
         exact: dict[Run, Arrays] = {}
         for dtype in ("float64", "float32"):
             here = [place for place in places if dtype in place.dtypes]

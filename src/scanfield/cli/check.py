@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         "--operation", action="append", metavar="NAME", help="only this operation (may be repeated)"
     )
     parser.add_argument(
-        "--by-operation", action="store_true", help="the worst element of each pair for each operation"
+        "--by-operation", action="store_true", help="a line for each operation instead of each pair"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -60,14 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit status whether all agree."""
     records = agree.operations(arguments.operation)
     everywhere = places(arguments.library)
-    listed = agree.cases(records, full=arguments.full)
-    with progress("checking", len(listed), quiet=arguments.json) as tick:
-        report = agree.compare(listed, everywhere, everything=arguments.library is not None, done=tick)
-    print(
-        json.dumps(as_json(report), indent=2)
-        if arguments.json
-        else as_text(report, by_operation=arguments.by_operation)
-    )
+    count = len(agree.cases(records, full=arguments.full))
+    with progress("checking", count, quiet=arguments.json) as tick:
+        report = agree.compare(
+            records, everywhere, full=arguments.full, everything=arguments.library is not None, done=tick
+        )
+    if arguments.json:
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        print(as_text(report, by_operation=arguments.by_operation))
     return 0 if report.agree else 1
 
 
@@ -77,7 +78,7 @@ def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
     for (left, right), pair in report.pairs.items():
         parts += [
             f"APART  {left} and {right}\n"
-            f"       {worst.where()}: {_number(worst.left)} and {_number(worst.right)}, "
+            f"       {worst.operation} {worst.where()}: {_number(worst.left)} and {_number(worst.right)}, "
             f"{worst.deviation:.1e} of the largest value, where {worst.tolerance:.0e} is allowed"
             for worst in sorted(pair.failed, key=lambda worst: -worst.excess)[:_SHOWN]
         ]
@@ -114,7 +115,14 @@ def _pair_rows(report: agree.Report) -> Iterable[tuple[str, ...]]:
     for (left, right), pair in report.pairs.items():
         worst = max(pair.worst.values(), key=lambda worst: worst.excess)
         values = (_number(worst.left), _number(worst.right))
-        yield (str(left), str(right), str(pair.compared), _against(worst), worst.where(), *values)
+        yield (
+            str(left),
+            str(right),
+            str(pair.compared),
+            _against(worst),
+            f"{worst.operation} {worst.where()}",
+            *values,
+        )
 
 
 def _operation_rows(report: agree.Report) -> Iterable[tuple[str, ...]]:

@@ -70,14 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     print(f"scanfield {scanfield.__version__}")
 
-    heading("1  Libraries, and which implementation runs which operation")
+    heading("1  Libraries found, and what runs on them")
     everywhere = places()
-    print(info.libraries_table(), info.runs_table(info.runs(everywhere)), sep="\n\n")
+    print(info.libraries_table())
+    print(f"\n{info.RUNS}:\n")
+    print(info.runs_table(info.runs(everywhere)))
 
     heading("2  Do they agree?")
-    listed = agree.cases(agree.operations())
-    with progress("comparing", len(listed)) as tick:
-        report = agree.compare(listed, everywhere, everything=False, done=tick)
+    records = agree.operations()
+    with progress("comparing", len(agree.cases(records))) as tick:
+        report = agree.compare(records, everywhere, everything=False, done=tick)
     print(check.as_text(report, by_operation=True))
 
     heading("3  The carbon dioxide record")
@@ -105,8 +107,10 @@ def carbon_dioxide(folder: Path) -> bool:
 
     months = measured.resample("MS").mean().ffill()
     forecasts = forecast(months.to_numpy())
-    print(f"\nforecasting {HORIZON} months ahead: root of the mean squared error, ppm")
+    print(f"\nforecasting each month {HORIZON} months ahead: root of the mean squared error, ppm")
     print(forecasts.table())
+    verdict = "beats" if forecasts.model_wins else "does NOT beat"
+    print(f"on the months held out, the selective scan {verdict} persistence and smoothing")
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "co2.png"
@@ -189,7 +193,7 @@ def learnt_change(now: np.ndarray, change: np.ndarray, trained: int, updates: in
     learnt_from = features[:, :trained]
 
     params = initial_params(features.shape[-1])
-    adam = optimize.Adam(optimize.Cosine(peak=0.02, steps=updates, warmup=20))
+    adam = optimize.Adam(optimize.Cosine(peak=0.02, steps=updates, warmup=updates // 30))
     state = adam.init(params)
     with progress("training", updates) as tick:
         for _ in range(updates):
@@ -197,7 +201,7 @@ def learnt_change(now: np.ndarray, change: np.ndarray, trained: int, updates: in
             params, state = adam.update(params, gradients, state)
             tick(f"loss {loss:.4f}")
     scaled, _ = model(params, features)
-    return mean + spread * scaled
+    return np.asarray(mean + spread * scaled)
 
 
 def _features(values: np.ndarray, trained: int) -> np.ndarray:
@@ -207,7 +211,7 @@ def _features(values: np.ndarray, trained: int) -> np.ndarray:
     """
     columns = np.stack([np.diff(values, prepend=values[0]), values - smoothing(values, 1 / 12)], axis=-1)
     scaled = (columns - columns[:trained].mean(axis=0)) / columns[:trained].std(axis=0)
-    return scaled[np.newaxis]
+    return np.asarray(scaled[np.newaxis])
 
 
 def initial_params(features: int, seed: int = 0) -> Params:

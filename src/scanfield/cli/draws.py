@@ -114,7 +114,9 @@ FULL = (
 # cases
 
 
-def cases(record: Record, function: Any, regimes: tuple[Regime, ...]) -> Iterator[Case]:
+def cases(
+    record: Record, function: Any, regimes: tuple[Regime, ...], time: int = SIZES["time"]
+) -> Iterator[Case]:
     """The cases of one operation, leaving out regimes that would repeat a plain case."""
     names, keywords = {entry.name for entry in record.inputs}, inspect.signature(function).parameters
     for regime in regimes:
@@ -131,19 +133,18 @@ def cases(record: Record, function: Any, regimes: tuple[Regime, ...]) -> Iterato
             # An array that may be absent and has no default is told to be absent.
             absent = (entry.name for entry in record.inputs if entry.optional)
             options |= {name: None for name in absent if keywords[name].default is inspect.Parameter.empty}
-        yield _case(record, regime, options)
+        yield _case(record, regime, options, SIZES | {"time": time})
 
 
-def _case(record: Record, regime: Regime, options: dict[str, Any]) -> Case:
-    # One stream per input: an input more or less changes no other's values.
-    sizes = dict(SIZES)
+def _case(record: Record, regime: Regime, options: dict[str, Any], sizes: dict[str, int]) -> Case:
     if regime.packed:
-        sizes |= {"batch": 1, "sequence": len(_PACKS) - 1}
+        sizes = sizes | {"batch": 1, "sequence": len(_PACKS) - 1}
     arrays: dict[str, numpy.ndarray] = {}
     token: dict[str, numpy.ndarray] | None = {}
     for entry in record.inputs:
         if entry.role == "index" or (entry.optional and not regime.optional):
             continue
+        # One stream per input: an input more or less changes no other's values.
         rng = numpy.random.default_rng([len(regime.name), *entry.name.encode(), *record.name.encode()])
         axes = _axes(entry, regime)
         values = _values(entry.name, [sizes.get(axis, _size(axis, sizes)) for axis in axes], rng)

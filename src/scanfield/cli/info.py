@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,7 +16,7 @@ from scanfield import dispatch
 from scanfield.cli import draws
 from scanfield.cli.console import heading, table
 from scanfield.cli.places import Place, places
-from scanfield.dispatch import Candidate, Explanation, Manifest, Record
+from scanfield.dispatch import Derived, Explanation, Operation, Record
 
 _EXAMPLES = """\
 examples:
@@ -25,6 +25,10 @@ examples:
   why scanfield info --json | jq .runs  the same for programs scanfield info --support-table    the table of
   the README, as markdown
 """
+
+# Selection looks at sizes. Long enough that what is made for long sequences shows.
+_TOKENS = 256
+RUNS = f"Which implementation runs which operation ({_TOKENS} tokens, few channels, float32)"
 
 _ALWAYS = ("numpy", "array-api-compat", "array-api-extra")
 
@@ -67,7 +71,7 @@ def _print_facts() -> None:
     print("".join(f", {name}={value}" for name, value in known["threads"]["environment"].items()))
     heading("Libraries")
     print(libraries_table())
-    heading("Which implementation runs which operation")
+    heading(RUNS)
     print(runs_table(known["runs"]))
 
 
@@ -116,7 +120,7 @@ def _version(name: str) -> str:
 
 
 def runs(everywhere: Iterable[Place]) -> list[dict[str, Any]]:
-    """For each place and operation the candidate that runs each verb, on small float32 arrays."""
+    """For each place and operation the candidate that runs each verb of a call in float32."""
     return [
         {
             "place": str(place),
@@ -144,7 +148,7 @@ def _why(name: str) -> list[Explanation]:
 
 def _explain(record: Record, place: Place) -> Explanation:
     function = getattr(scanfield, record.name)
-    (case,) = draws.cases(record, function, draws.QUICK[:1])
+    (case,) = draws.cases(record, function, draws.QUICK[:1], time=_TOKENS)
     with place.scope():
         arrays = {name: place.array(values.astype("float32")) for name, values in case.arrays.items()}
         return scanfield.explain(function, **arrays, **case.options)
@@ -184,30 +188,37 @@ def _taken(by_verb: dict[str, str]) -> str:
 
 
 def support_table() -> str:
-    """What each library brings of its own, from the registry alone: the same on every machine.
-
-    A library without a row of its own runs the generic code, and so does any other that follows the array API
-    standard.
-    """
+    """What runs which operation on which library, from the registry alone: the same on every machine."""
     records = scanfield.operations()
-    bases = [record.name for record in records if not hasattr(record, "base")]
-    lines = [
-        "| library | devices | implementation | operations | dtypes |",
-        "|---|---|---|---|---|",
-        f"| any of the array API standard | any | generic code | all {len(records)} "
-        "| float16, bfloat16, float32, float64, complex where it has a meaning |",
-    ]
+    lines = ["| library | device | implementation | operations | dtypes |", "|---|---|---|---|---|"]
+    forms = dict.fromkeys(form for record in records for form in _base(record).generic)
+    for form in forms:
+        served = [record.name for record in records if form in _base(record).generic]
+        library, dtypes = ("as above", "as above") if len(lines) > 2 else (_EVERY_LIBRARY, _EVERY_DTYPE)
+        lines.append(f"| {library} | any | `generic.{form}` | {_listed(served, records)} | {dtypes} |")
     for manifest in sorted(dispatch.manifests(), key=lambda manifest: manifest.library):
         if manifest.loop:
             lines.append(
-                f"| {manifest.library} | any | generic code over the library's own loop | all {len(records)} "
-                "| as above |"
+                f"| {manifest.library} | any | the generic forms over the library's own loop "
+                f"| {_listed([record.name for record in records], records)} | as above |"
             )
-        lines += [_support_row(manifest, candidate, bases) for candidate in manifest.candidates]
+        for candidate in manifest.candidates:
+            served = [record.name for record in records if _base(record).name in candidate.operations]
+            name = f"`{candidate.name}`" + ("" if candidate.default else ", by `method=` only")
+            lines.append(
+                f"| {manifest.library} | {candidate.device} | {name} | {_listed(served, records)} "
+                f"| {', '.join(candidate.dtypes)} |"
+            )
     return "\n".join(lines)
 
 
-def _support_row(manifest: Manifest, candidate: Candidate, bases: list[str]) -> str:
-    served = "all" if set(bases) <= set(candidate.operations) else ", ".join(candidate.operations)
-    name = f"`{candidate.name}`" + ("" if candidate.default else " (by `method=` only)")
-    return f"| {manifest.library} | {candidate.device} | {name} | {served} | {', '.join(candidate.dtypes)} |"
+_EVERY_LIBRARY = "any that follows the array API standard"
+_EVERY_DTYPE = "float16, bfloat16, float32, float64; complex64, complex128 where the operation takes them"
+
+
+def _base(record: Record) -> Operation:
+    return record.base if isinstance(record, Derived) else record
+
+
+def _listed(names: list[str], records: Sequence[Record]) -> str:
+    return "all" if len(names) == len(records) else ", ".join(f"`{name}`" for name in names)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy
@@ -81,10 +82,15 @@ def _torch() -> Iterator[Place]:
             "torch",
             kind,
             ("float32",) if kind == "mps" else _BOTH,
-            lambda array, kind=kind: torch.asarray(array.copy(), device=kind),
-            lambda array: array.detach().cpu().resolve_conj().numpy(),
+            partial(_to_torch, kind),
+            lambda array: array.detach().cpu().resolve_conj().resolve_neg().numpy(),
             _torch_full_precision if kind == "cuda" else ExitStack,
         )
+
+
+def _to_torch(kind: str, array: numpy.ndarray) -> Array:
+    # A copy: asarray shares memory with NumPy, and some arrays here are read-only.
+    return importlib.import_module("torch").asarray(array.copy(), device=kind)
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def _jax() -> Iterator[Place]:
             "jax",
             "cuda" if kind == "gpu" else kind,
             _BOTH,
-            lambda array, device=device: jax.device_put(array, device),
+            partial(jax.device_put, device=device),
             numpy.asarray,
             scope,
             "compiles",

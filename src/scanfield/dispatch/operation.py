@@ -100,9 +100,8 @@ class Call(NamedTuple):
     """All that an implementation sees: picklable and traceable.
 
     Arrays stand in the order of the operation's inputs, in canonical layout; an absent one is None, an index is a tuple
-    of ints (or an array whose values live on an accelerator). ``sequence`` arrays are all in ``compute`` (or
-    its complex
-    partner), or all in the main input's half precision; ``shared`` and ``state`` arrays are in ``compute``.
+    of ints (or an array whose values live on an accelerator). Each ``sequence`` array is in ``compute`` (or its complex
+    partner) or in half precision; ``shared`` and ``state`` arrays are in ``compute``.
     """
 
     operation: str

@@ -129,9 +129,8 @@ def _entry(entry: Input, *, step: bool) -> _Entry:
     for text in entry.layouts:
         axes = tuple(None if axis == "1" else axis for axis in text.split())
         if step and entry.role == "sequence":
-            if (
-                "time" not in axes
-            ):  # a token's array always has its batch axis, so that ranks tell layouts apart
+            # A token's array always has its batch axis, so that ranks tell layouts apart.
+            if "time" not in axes:
                 continue
             axes = tuple(None if axis == "time" else axis for axis in axes)
         layouts[sum(axis is not None for axis in axes)] = axes
