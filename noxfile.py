@@ -62,7 +62,7 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
 def demo(session: nox.Session) -> None:
     """The main job on real data: libraries found, their agreement, a forecast; under three minutes."""
     install(session, ["numba", "torch", "jax", "cli", "plot"], ["demo"])
-    session.run("scanfield", "demo", *session.posargs, env=environment())
+    session.run("scanfield", "demo", *session.posargs, env=environment(session))
 
 
 @nox.session
@@ -88,8 +88,8 @@ def tests_numpy(session: nox.Session) -> None:
 def agree(session: nox.Session) -> None:
     """Every implementation against every other, all libraries at once; a planted wrong one must be caught."""
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
-    session.run("scanfield", "check", "--full", *session.posargs, env=environment())
-    session.run("pytest", "tests/agree", env=environment())
+    session.run("scanfield", "check", "--full", *session.posargs, env=environment(session))
+    session.run("pytest", "tests/agree", env=environment(session))
 
 
 @nox.session
@@ -163,10 +163,12 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Timings beside those of peers in the same run; `-- NAME` runs one of benchmarks/."""
-    install(session, ["numba", "torch", "jax"], ["bench"])
-    for script in session.posargs or sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py")):
-        session.run("python", f"benchmarks/{script}.py", env=environment())
+    """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/."""
+    install(session, [], ["bench"])
+    options = [word for word in session.posargs if word.startswith("-")]
+    names = [word for word in session.posargs if not word.startswith("-")]
+    for name in names or sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py")):
+        session.run("python", f"benchmarks/{name}.py", *options, env=environment(session))
 
 
 # What a fresh environment says of an installed distribution.
@@ -213,12 +215,22 @@ def install_sources(session: nox.Session) -> None:
 def run_tests(session: nox.Session, library: str, *places: str) -> None:
     """Run pytest on one array library: these places (all but `agree`'s) on two processes, unless posargs choose."""
     everything = [*(places or ["--ignore=tests/agree"]), "--numprocesses=2", "--dist=worksteal"]
-    session.run("pytest", f"--backend={library}", *(session.posargs or everything), env=environment())
+    session.run("pytest", f"--backend={library}", *(session.posargs or everything), env=environment(session))
 
 
-def environment() -> dict[str, str]:
-    """Variables for a run: bytecode is kept (see `install`), plots need no screen, nothing asks a network."""
-    return {"PYTHONDONTWRITEBYTECODE": "", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+def environment(session: nox.Session) -> dict[str, str]:
+    """Variables for a run: bytecode is kept (see `install`), plots need no screen, nothing asks a network.
+
+    What JAX compiles is kept for the next process and session: a test on JAX mostly waits for its compiler.
+    """
+    return {
+        "PYTHONDONTWRITEBYTECODE": "",
+        "MPLBACKEND": "agg",
+        "HF_HUB_OFFLINE": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def lowest(requirement: str) -> str:

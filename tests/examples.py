@@ -64,7 +64,7 @@ class Example:
 
     @property
     def time(self) -> int:
-        return next(iter(self.inputs.values())).shape[1]
+        return max(x.shape[1] for n, x in self.inputs.items() if n in ("a", "b", main_of(self.op)))
 
     def rounded(self, dtype: str) -> dict[str, np.ndarray]:
         """The inputs as a call in `dtype` sees them, in float64 again."""

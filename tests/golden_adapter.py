@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from examples import main_of
 from golden.case_loader import Case, load
 
 FOLDER = Path(__file__).resolve().parent / "golden"
@@ -55,4 +56,4 @@ def as_call(case: Case, dtype: str = "float64") -> GoldenCall:
 
 
 def time_steps(call: GoldenCall) -> int:
-    return next(iter(call.inputs.values())).shape[1]
+    return call.inputs[main_of(call.case.op)].shape[1]

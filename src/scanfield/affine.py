@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from scanfield.arrays import Array, check_same_library
+from scanfield.arrays import Array, check_same_library, library_of
 from scanfield.dispatch import registry
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.scans.canonical import quiet
 from scanfield.scans.surface import ScanResult, bind, record_of
 
 
@@ -75,8 +76,13 @@ def compose(left: Affine, right: Affine) -> Affine:
     Raises
     ------
     ShapeError
-        For maps whose states differ in shape.
+        For maps whose states differ in shape; ArgumentError for anything but an Affine.
     """
+    for name, block in (("left", left), ("right", right)):
+        if not isinstance(block, Affine):
+            raise ArgumentError(
+                f"{name}: expected an Affine as summarise returns it, came {type(block).__name__}"
+            )
     if tuple(left.state.shape) != tuple(right.state.shape):
         raise ShapeError(
             f"right: its state has shape {tuple(right.state.shape)}, that of left {tuple(left.state.shape)}; "
@@ -91,17 +97,20 @@ def compose(left: Affine, right: Affine) -> Affine:
 
 def advance(block: Affine, state: Array) -> Array:
     """The state after a block, from the state before it."""
-    return _multiply(block, state, False) + block.state
+    moved = _multiply(block, state, False)
+    with quiet(library_of(moved, "state").name):
+        return moved + block.state
 
 
 def _multiply(block: Affine, x: Array, x_diagonal: bool) -> Array:
     """block.transition times a state or another transition."""
-    xp = check_same_library([("transition", block.transition), ("state", x)]).namespace
-    if block.diagonal:
-        return block.transition * x
-    if x_diagonal:
-        return block.transition * xp.matrix_transpose(x)
-    return xp.matmul(block.transition, x)
+    library = check_same_library([("transition", block.transition), ("state", x)])
+    with quiet(library.name):
+        if block.diagonal:
+            return block.transition * x
+        if x_diagonal:
+            return block.transition * library.namespace.matrix_transpose(x)
+        return library.namespace.matmul(block.transition, x)
 
 
 def apply(op: Any, incoming_state: Array, *arrays: Array, **options: Any) -> ScanResult:

@@ -12,6 +12,7 @@ from scanfield.arrays import Array, device_of, dtype_name, dtype_of, is_complex,
 from scanfield.dispatch import registry
 from scanfield.dispatch.report import format_table
 from scanfield.errors import ArgumentError
+from scanfield.scans.canonical import quiet
 from scanfield.scans.surface import Bound, ScanResult, bind
 
 Pullback = Callable[..., dict[str, Array]]
@@ -88,6 +89,8 @@ def _wanted(bound: Bound, wrt: str | Sequence[str] | None) -> frozenset[str]:
     ]
     if wrt is None:
         return frozenset(given)
+    if not isinstance(wrt, str | tuple | list | set | frozenset):
+        raise ArgumentError(f"wrt: came {type(wrt).__name__}; allowed are a name and a sequence of names")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in given:
@@ -167,6 +170,8 @@ def check_gradients(
     >>> scanfield.check_gradients(scanfield.linear_scan, a, b).worst < 1e-7
     True
     """
+    if type(directions) is not int or directions < 1:
+        raise ArgumentError(f"directions: {directions!r}; allowed is an integer of at least 1")
     bound = bind(op, arrays, options)
     names = _wanted(bound, wrt)
     result, pullback = vjp(op, *arrays, wrt=wrt, **options)
@@ -179,6 +184,7 @@ def check_gradients(
         dtype_name(given[name].dtype) in ("float16", "bfloat16", "float32", "complex64") for name in names
     )
     step = 2.0**-6 if single else 2.0**-17
+    library = library_of(result.output, "output").name
     rows = []
     for entry in bound.record.inputs:
         if entry.name not in names:
@@ -189,7 +195,8 @@ def check_gradients(
             direction = _signs(draw, array)
             ends = []
             for sign in (1.0, -1.0):
-                moved = {**given, entry.name: array + (sign * step) * direction}
+                with quiet(library):
+                    moved = {**given, entry.name: array + (sign * step) * direction}
                 ends.append(_inner(weights, op(**moved, **call_options)))
             numeric = (ends[0] - ends[1]) / (2 * step)
             exact = _inner([direction], [gradients[entry.name]])
@@ -218,9 +225,11 @@ def _inner(left: Sequence[Array], right: Sequence[Array]) -> float:
     """Re sum(conj(left) right), summed in the arrays' own precision and returned as a Python float."""
     total = 0.0
     for x, y in zip(left, right, strict=True):
-        xp = library_of(x, "array").namespace
-        product = xp.conj(x) * y if is_complex(x) else x * y
-        if is_complex(product):
-            product = xp.real(product)
-        total += float(xp.sum(product))
+        library = library_of(x, "array")
+        xp = library.namespace
+        with quiet(library.name):
+            product = xp.conj(x) * y if is_complex(x) else x * y
+            found = xp.sum(xp.real(product) if is_complex(product) else product)
+        # A tensor that autograd follows warns when it becomes a number.
+        total += float(found.detach() if library.name == "torch" else found)
     return total

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scanfield.arrays import Array, dtype_of
+from scanfield.arrays import COMPLEX, REAL, Array, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
-from scanfield.errors import ArgumentError, BackendError
+from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.gradients import vjp
 from scanfield.scans.surface import bind, record_of
 
@@ -76,7 +76,8 @@ def warmup(
     Raises
     ------
     ArgumentError
-        For a name in ``shapes`` that is no array of the scan; BackendError for a library that is not installed.
+        For a name in ``shapes`` that is no array of the scan; ShapeError and DtypeError for what is no shape or dtype;
+        BackendError for a library that is not installed.
 
     Examples
     --------
@@ -92,24 +93,36 @@ def warmup(
                 f"shapes: {name!r} is no array of {record_of(op).name}; it has {', '.join(known)}"
             )
     xp = _namespace(library)
-    arrays = {
-        name: xp.zeros(tuple(shape), dtype=dtype_of(xp, dtype), device=device)
-        for name, shape in shapes.items()
-    }
+    arrays = {name: _zeros(xp, name, shape, dtype, device) for name, shape in shapes.items()}
     result, pullback = vjp(op, **arrays, **options)
     pullback(result.output, result.final_state)
     return explain(op, **arrays, **options)
 
 
+def _zeros(xp: Any, name: str, shape: Any, dtype: str, device: Any) -> Array:
+    if dtype not in REAL + COMPLEX:
+        raise DtypeError(f"dtype: {dtype!r}; allowed are {', '.join(REAL[:4] + COMPLEX[:2])}")
+    sizes = tuple(shape) if isinstance(shape, Sequence) else None
+    if sizes is None or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ShapeError(f"shapes: {name!r} has {shape!r}; expected a sequence of sizes")
+    try:
+        return xp.zeros(sizes, dtype=dtype_of(xp, dtype), device=device)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise BackendError(f"{xp.__name__} makes no array of {dtype} on device {device!r}: {error}") from None
+
+
 def _namespace(library: str) -> Any:
-    module = {
+    known = {
         "numpy": "array_api_compat.numpy",
         "torch": "array_api_compat.torch",
         "cupy": "array_api_compat.cupy",
         "dask": "array_api_compat.dask.array",
         "jax": "jax.numpy",
-    }.get(library, library)
+    }
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
+        found = importlib.import_module(known.get(library, library))
+    except (ImportError, AttributeError, TypeError) as error:
         raise BackendError(f"library: {library!r} cannot be imported: {error}") from None
+    if not hasattr(found, "zeros"):
+        raise BackendError(f"library: {library!r} is no array API namespace")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import importlib
 from pathlib import Path
 
 import arrays
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 STRANGER = """
     import numpy, scanfield
     import strange_arrays as xp
-    xp.set_array_api_strict_flags(boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=())
+    xp.set_strange_arrays_flags(boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=())
     import reference, arrays
     from small_calls import EXAMPLES
 
@@ -52,7 +52,10 @@ STRANGER = """
 def test_an_unknown_namespace_runs_generic(tmp_path):
     """array-api-strict under another name: nothing in scanfield can have heard of it."""
     source = Path(pytest.importorskip("array_api_strict").__file__).parent
-    shutil.copytree(source, tmp_path / "strange_arrays", ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    for file in source.rglob("*.py"):
+        copy = tmp_path / "strange_arrays" / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(file.read_text(encoding="utf-8").replace("array_api_strict", "strange_arrays"), encoding="utf-8")
     python(STRANGER, path=(HERE, tmp_path))
 
 
@@ -156,7 +159,7 @@ def test_cuda_kernels_decline_cupy_on_rocm(tmp_path, built_for):
 CONVERSION = {
     "torch": "b = torch.as_tensor(b, device=a.device)",
     "jax": "b = jax.numpy.asarray(b)",
-    "strict": "b = array_api_strict.asarray(b)",
+    "strict": "b = array_api_strict.asarray(b, device=a.device)",
 }
 
 
@@ -170,18 +173,26 @@ def test_a_mix_names_the_line_that_converts(library):
     said = str(refused.value)
     assert CONVERSION[library.name] in said, said
     # and the line does it
-    names = {"a": library.array(a), "b": b, library.name: None}
-    module = {"torch": "torch", "jax": "jax", "strict": "array_api_strict"}[library.name]
-    __import__(module)
-    names[module] = __import__(module)
-    if library.name == "strict":  # whose test device is not the default one
-        with pytest.raises(scanfield.DeviceError) as refused:
-            scanfield.linear_scan(library.array(a), library.xp.asarray(b))
-        names["b"] = library.xp.asarray(b)
-        names["array_api_compat"] = __import__("array_api_compat")
-        line = str(refused.value).rpartition(": ")[2]
-    else:
-        line = CONVERSION[library.name]
-    exec(line, names)  # noqa: S102
+    module = CONVERSION[library.name].removeprefix("b = ").partition(".")[0]
+    names = {"a": library.array(a), "b": b, module: importlib.import_module(module)}
+    if module == "jax":
+        importlib.import_module("jax.numpy")
+    exec(CONVERSION[library.name], names)  # noqa: S102
     result = scanfield.linear_scan(names["a"], names["b"])
     assert arrays.deviation(library.numpy(result.output), [[[1.0] * 3, [1.5] * 3, [1.75] * 3, [1.875] * 3]]) == 0
+
+
+@pytest.mark.backend("strict")
+def test_a_mix_of_devices_names_the_line_that_moves(library):
+    import array_api_compat
+
+    import scanfield
+
+    names = {"a": library.array(np.full((1, 4, 3), 0.5)), "b": library.xp.asarray(np.ones((1, 4, 3)))}
+    with pytest.raises(scanfield.DeviceError) as refused:
+        scanfield.linear_scan(**names)
+    line = str(refused.value).rpartition(": ")[2]
+    names["array_api_compat"] = array_api_compat
+    exec(line, names)  # noqa: S102
+    result = scanfield.linear_scan(names["a"], names["b"])
+    assert library.on_device(result.output)

@@ -37,8 +37,8 @@ def test_f075_gdn2_repeats_bit_for_bit(library, method):
     for name, x in run(slice(3, 4)).items():
         whole = first[name][:, 3:4] if name == "final_state" else first[name][:, :, 3:4]
         within(x, whole, 1e-6, f"head 3 alone: {name}")
-        # torch and JAX sum a batched product in another order when the batch has another size.
-        if method == "generic.recurrent" or library.name not in ("torch", "jax"):
+        # What another batch size changes is how XLA fuses anything, and in which order torch sums a batched product.
+        if library.name != "jax" and not (library.name == "torch" and method != "generic.recurrent"):
             bitwise(x, whole, f"head 3 alone: {name}")
 
 

@@ -176,20 +176,23 @@ def test_linear_attention_chunk_in_float64():
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_gated_delta_product(gated):
-    """Theirs holds the sub-steps of a token one after another along time, ours along an axis of their own."""
+    """Theirs holds the sub-steps of a token one after another along time, ours along an axis of their own.
+
+    Without a decay the reflections keep every rounding error: a dozen tokens of three sub-steps are enough.
+    """
     peer_function = load_file("fla", "ops/gated_delta_product/naive.py").naive_recurrent_gated_delta_product
-    householders = 3
+    householders, time = 3, 12
     r = np.random.default_rng(16)
-    key = r.standard_normal((B, T, householders, H, K))
+    key = r.standard_normal((B, time, householders, H, K))
     inputs = {
-        "query": r.standard_normal((B, T, H, K)),
+        "query": r.standard_normal((B, time, H, K)),
         "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
-        "value": r.standard_normal((B, T, householders, H, V)),
-        "beta": r.uniform(0, 2, (B, T, householders, H)),
+        "value": r.standard_normal((B, time, householders, H, V)),
+        "beta": r.uniform(0, 2, (B, time, householders, H)),
         "initial_state": r.standard_normal((B, H, K, V)),
     }
     if gated:
-        inputs["log_decay"] = r.uniform(-1, -0.01, (B, T, H))
+        inputs["log_decay"] = r.uniform(-1, -0.01, (B, time, H))
 
     def peer(query, key, value, beta, initial_state, log_decay=None):
         key, value, beta = (x.flatten(1, 2) for x in (key, value, beta))

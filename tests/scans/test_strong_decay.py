@@ -126,7 +126,11 @@ def made(variant: Callable) -> Example:
 
 
 def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
-    """Dask: 130 time steps are too many tasks."""
+    """Dask: 130 time steps are too many tasks. JAX: float64 and the token form compile all anew."""
+    if backend == "jax":
+        return test == "test_float64" or (
+            test.startswith("test_a_reset") and given["method"] == "generic.recurrent"
+        )
     return backend == "dask" and test != "test_a_reset_cuts_the_past_off"
 
 

@@ -21,10 +21,11 @@ from scanfield.cli.places import places
 
 _EXAMPLES = """\
 examples:
-  scanfield check                         a quick look at everything: plain calls, with and without optional
-  inputs scanfield check --full                  also strong decay, resets, zeros, packed and reversed
-  sequences, other layouts, ... scanfield check --library numpy --library torch scanfield check --operation
-  gdn2 --operation kda --full scanfield check --json > check.json
+  scanfield check                              plain calls, with and without optional inputs
+  scanfield check --full                       also strong decay, resets, packs, reverse, layouts
+  scanfield check --library numpy --library torch
+  scanfield check --operation gdn2 --operation kda --full
+  scanfield check --json > check.json
 
 exit status: 0 all agree, 1 some do not or raised, 2 a name that is not known
 """

@@ -21,9 +21,9 @@ from scanfield.dispatch import Derived, Explanation, Operation, Record
 _EXAMPLES = """\
 examples:
   scanfield info                    versions, libraries, devices, and what runs where
-  scanfield info --why gdn2         every candidate of one operation on every library, taken or declined, and
-  why scanfield info --json | jq .runs  the same for programs scanfield info --support-table    the table of
-  the README, as markdown
+  scanfield info --why gdn2         every candidate of one operation, taken or declined, and why
+  scanfield info --json | jq .runs  the same for programs
+  scanfield info --support-table    the table of the README, as markdown
 """
 
 # Selection looks at sizes. Long enough that what is made for long sequences shows.

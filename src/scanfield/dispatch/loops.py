@@ -33,7 +33,7 @@ def scan(
     if native is not None:
         return native(step, config, constants, carry, xs, reverse)
     xp = library.namespace
-    columns = [None if x is None else xp.unstack(x, axis=1) for x in xs]
+    columns = [None if x is None else _unstack(xp, x) for x in xs]
     length = next(len(column) for column in columns if column is not None)
     outputs = []
     for t in range(length - 1, -1, -1) if reverse else range(length):
@@ -47,6 +47,12 @@ def scan(
         None if column[0] is None else xp.stack(column, axis=1) for column in zip(*outputs, strict=True)
     )
     return carry, tuple(stacked)
+
+
+def _unstack(xp: Any, x: Array) -> Any:
+    # torch's own method, as its vmap knows no rule for the moveaxis that array_api_compat's unstack calls.
+    own = getattr(x, "unbind", None)
+    return xp.unstack(x, axis=1) if own is None else own(1)
 
 
 def blocks(

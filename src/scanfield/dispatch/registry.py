@@ -150,6 +150,8 @@ def _first(row: Row, call: Call, verb: Verb) -> Loaded | None:
 
 
 def _forced(row: Row, call: Call, verb: Verb, method: str, key: tuple[str, str, str]) -> Loaded | None:
+    if not isinstance(method, str):
+        raise ArgumentError(f"method: expected a name, came {type(method).__name__}")
     if method == "generic":
         return None
     found = row.generic.get(method)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scanfield.arrays import Array, Namespace, check_same_library, copy
+from scanfield.arrays import Array, Namespace, check_same_library
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.scans.surface import check_flag
 
 Elements = tuple[Array, ...]
 Combine = Callable[[Elements, Elements], Sequence[Array]]
@@ -59,6 +60,11 @@ def associative_scan(
     >>> running_max
     array([[3, 3, 4, 4, 5]])
     """
+    if not callable(combine):
+        raise ArgumentError(f"combine: expected a function of two tuples, came {type(combine).__name__}")
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise ArgumentError(f"axis: expected an integer, came {type(axis).__name__}")
+    reverse = check_flag(reverse, "reverse")
     if not isinstance(elements, tuple | list):
         raise ArgumentError(
             f"elements: expected a tuple of arrays, came {type(elements).__name__}; (elements,) is one"
@@ -74,15 +80,15 @@ def associative_scan(
         sizes.append(x.shape[axis])
     if len(set(sizes)) != 1:
         raise ShapeError(f"elements: sizes {sizes} on axis {axis}; they must be equal")
-    moved = tuple(xp.moveaxis(x, axis, 0) for x in elements)
+    moved = tuple(_moved(xp, x, axis, 0) for x in elements)
     if reverse:
         moved = tuple(xp.flip(x, axis=0) for x in moved)
     found = _prefixes(xp, combine, moved, axis)
     if reverse:
         found = tuple(xp.flip(x, axis=0) for x in found)
     if sizes[0] == 1:  # nothing was combined: a copy, so that no result shares memory with its input
-        found = tuple(copy(x) for x in found)
-    return tuple(xp.moveaxis(x, 0, axis) for x in found)
+        found = tuple(xp.concat([x], axis=0) for x in found)
+    return tuple(_moved(xp, x, 0, axis) for x in found)
 
 
 def _prefixes(xp: Namespace, combine: Combine, x: Elements, axis: int) -> Elements:
@@ -105,6 +111,13 @@ def _prefixes(xp: Namespace, combine: Combine, x: Elements, axis: int) -> Elemen
     return tuple(_interleave(xp, a, b, count) for a, b in zip(even, odd, strict=True))
 
 
+def _moved(xp: Namespace, x: Array, source: int, target: int) -> Array:
+    """``moveaxis`` by a permutation, for which every transform has a rule."""
+    order = list(range(len(x.shape)))
+    order.insert(target % len(order), order.pop(source % len(order)))
+    return xp.permute_dims(x, tuple(order))
+
+
 def _each(x: Elements, start: int, stop: int, step: int) -> Elements:
     return tuple(one[start:stop:step, ...] for one in x)
 
@@ -119,12 +132,18 @@ def _interleave(xp: Namespace, even: Array, odd: Array, count: int) -> Array:
 def _combined(xp: Namespace, combine: Combine, left: Elements, right: Elements, axis: int) -> Elements:
     """``combine`` with the scanned axis where the user has it."""
     found = combine(
-        tuple(xp.moveaxis(x, 0, axis) for x in left),
-        tuple(xp.moveaxis(x, 0, axis) for x in right),
+        tuple(_moved(xp, x, 0, axis) for x in left),
+        tuple(_moved(xp, x, 0, axis) for x in right),
     )
     if not isinstance(found, tuple | list) or len(found) != len(left):
         came = f"{len(found)} arrays" if isinstance(found, tuple | list) else type(found).__name__
         raise ArgumentError(
             f"combine: returned {came} for {len(left)} elements; it must return a tuple of as many arrays"
         )
-    return tuple(xp.moveaxis(x, axis, 0) for x in found)
+    for i, (x, y) in enumerate(zip(left, found, strict=True)):
+        if tuple(y.shape) != tuple(_moved(xp, x, 0, axis).shape):
+            raise ShapeError(
+                f"combine: element {i} came back with shape {tuple(y.shape)}, "
+                f"from {tuple(_moved(xp, x, 0, axis).shape)}; it must keep the shape"
+            )
+    return tuple(_moved(xp, x, axis, 0) for x in found)

@@ -125,16 +125,46 @@ def _nothing(dims: Mapping[str, int]) -> None:
 
 
 def _entry(entry: Input, *, step: bool) -> _Entry:
-    layouts: dict[int, Layout] = {}
-    for text in entry.layouts:
+    return _Entry(
+        entry.name,
+        entry.role,
+        entry.optional,
+        entry.complex_allowed,
+        step_layouts(entry) if step else _by_rank(entry.layouts),
+        entry.tied,
+    )
+
+
+def _by_rank(texts: Sequence[str]) -> dict[int, Layout]:
+    layouts = {}
+    for text in texts:
         axes = tuple(None if axis == "1" else axis for axis in text.split())
-        if step and entry.role == "sequence":
-            # A token's array always has its batch axis, so that ranks tell layouts apart.
-            if "time" not in axes:
-                continue
-            axes = tuple(None if axis == "time" else axis for axis in axes)
         layouts[sum(axis is not None for axis in axes)] = axes
-    return _Entry(entry.name, entry.role, entry.optional, entry.complex_allowed, layouts, entry.tied)
+    return layouts
+
+
+def step_layouts(entry: Input) -> dict[int, Layout]:
+    """The layouts of one token's array, by rank: those of a sequence without their time axis.
+
+    A layout that never had one stays, unless one with the same rank has lost its own: ranks alone tell layouts apart.
+    """
+    whole = _by_rank(entry.layouts)
+    if entry.role != "sequence":
+        return whole
+    layouts: dict[int, Layout] = {
+        rank - 1: tuple(None if axis == "time" else axis for axis in axes)
+        for rank, axes in whole.items()
+        if "time" in axes
+    }
+    for rank, axes in whole.items():
+        if "time" not in axes:
+            layouts.setdefault(rank, axes)
+    return layouts
+
+
+def layout_text(layout: Layout) -> str:
+    """(batch, heads, key)"""
+    return f"({_names(layout)})"
 
 
 def _match(
@@ -241,8 +271,9 @@ def cotangent(
     check_floating(array, name, complex_allowed=complex_result)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, but the result has shape {tuple(shape)}")
-    return cast(
-        checked.xp,
-        array,
-        dtype_of(checked.xp, COMPLEX_OF[checked.compute] if complex_result else checked.compute),
-    )
+    with quiet(checked.library):
+        return cast(
+            checked.xp,
+            array,
+            dtype_of(checked.xp, COMPLEX_OF[checked.compute] if complex_result else checked.compute),
+        )

@@ -25,7 +25,7 @@ from scanfield.dispatch import Call, Grads, Input, Operation, Option, Prepared, 
 from scanfield.errors import ShapeError
 from scanfield.scans import gated_delta_chunk, gated_delta_recurrent, packing
 from scanfield.scans.assemble import assemble
-from scanfield.scans.canonical import Canonical, Checked, restore
+from scanfield.scans.canonical import Canonical, Checked, quiet, restore
 from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, check_number, public, run
 
 QUERY = Input("query", ("batch time heads key",))
@@ -85,8 +85,9 @@ def assemble_rule(
     if check_flag(options["qk_l2norm"], "qk_l2norm"):
         for name in ("query", "key"):
             x = cast(xp, ready[name], dtype_of(xp, checked.compute))
-            inverse = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + _EPSILON)
-            ready[name] = x * inverse
+            with quiet(checked.library):
+                inverse = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + _EPSILON)
+                ready[name] = x * inverse
             norms[name] = (ready[name], inverse)
     rows = dims["batch"] if sequences is None else sequences
     prepared = assemble(
@@ -108,7 +109,8 @@ def assemble_rule(
         for name, (y, inverse) in norms.items():
             if name in found:
                 d_y = found[name]
-                found[name] = inverse * (d_y - y * xp.sum(y * d_y, axis=-1, keepdims=True))
+                with quiet(checked.library):
+                    found[name] = inverse * (d_y - y * xp.sum(y * d_y, axis=-1, keepdims=True))
         return found
 
     return prepared._replace(pull=pull)

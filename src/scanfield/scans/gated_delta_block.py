@@ -135,7 +135,7 @@ class GatedDeltaForm(GenericForm):
             dtype_of(xp, call.compute),
             query.dtype,
             heads,
-            value.shape[2] // heads,
+            value.shape[2] // max(heads, 1),
             scale,
             erase_vector,
             wanted,

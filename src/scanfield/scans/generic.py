@@ -113,6 +113,9 @@ class GenericForm(ABC):
             if plan.empty:
                 nothing = self._nothing(operation, call, len(plan.empty))
                 pairs.insert(0, self._dense_summary(nothing))
+            if not pairs:  # a pack of no sequences
+                transition, state = self._dense_summary(self._nothing(operation, call, 1))
+                return transition[:0, ...], state[:0, ...]
             return (
                 packing.join_states(xp, [pair[0] for pair in pairs], plan),
                 packing.join_states(xp, [pair[1] for pair in pairs], plan),

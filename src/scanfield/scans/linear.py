@@ -20,9 +20,11 @@ from typing import Any
 
 from scanfield.arrays import (
     COMPLEX_OF,
+    HALF,
     Array,
     cast,
     check_same_library,
+    dtype_name,
     dtype_of,
     is_complex,
     sum_to,
@@ -49,9 +51,13 @@ _LONG, _NARROW = 1024, 512
 
 
 def _choose(call: Call) -> str:
+    # In half precision a long sum needs the blocked form's accuracy, and its limits lie outside what half precision
+    # can hold. Elsewhere the recurrence, which has no limits.
     a, b, _, _ = call.arrays
-    time, lanes = max(a.shape[1], b.shape[1]), max(a.shape[0], b.shape[0]) * max(a.shape[2], b.shape[2])
-    return "generic.blocked" if time >= _LONG and lanes <= _NARROW else "generic.recurrent"
+    time = max(a.shape[1], b.shape[1])
+    lanes = max(a.shape[0], b.shape[0]) * max(a.shape[2], b.shape[2])
+    blocked = dtype_name(a.dtype) in HALF and time >= _LONG and lanes <= _NARROW
+    return "generic.blocked" if blocked else "generic.recurrent"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -173,7 +179,8 @@ OPERATION = Operation(
     generic={"recurrent": linear_forms.Recurrent(), "blocked": linear_forms.Blocked()},
     choose=_choose,
     notes=(
-        "generic.blocked overflows where the product of a over sqrt(time) tokens does; generic.recurrent is exact.",
+        "generic.blocked carries the state by products of a over sqrt(time) tokens, which may underflow or overflow "
+        "where the state does not; generic.recurrent is exact.",
     ),
     function="scanfield.linear_scan",
 )
@@ -226,7 +233,9 @@ def linear_scan(
     Notes
     -----
     Blelloch, "Prefix sums and their applications" (1990), section 1.4. Half precision goes in and out; the carry is
-    float32. A NaN at token t leaves the outputs before t untouched.
+    float32. A NaN at token t leaves the outputs before t untouched. ``method="generic.blocked"`` runs a long series of
+    few lanes in some 3 sqrt(time) steps instead of time; it is the choice for half precision, and limited to
+    coefficients whose product over sqrt(time) tokens neither underflows nor overflows.
 
     Examples
     --------

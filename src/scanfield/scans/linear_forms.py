@@ -181,7 +181,8 @@ class Blocked(_LinearForm):
 
     All blocks side by side from zero, the chain of their summaries, and all blocks again from their true starts: some
     3 sqrt(time) steps instead of time, for long series of few lanes; and a sum of many small numbers loses few digits.
-    Exact but for one case: coefficients whose product over a block overflows where the state does not.
+    The chain multiplies by the product of a block's coefficients, which may underflow or overflow where the state does
+    not; zeros among them (resets) are exact.
     """
 
     def scan(self, call: Call, keep: bool) -> Result:
@@ -277,6 +278,9 @@ def _two_passes(xp: Any, a: Array, b: Array, state: Array) -> tuple[Array, Array
     """Every state (batch, blocks, block, lanes), the last one, and the states at the blocks' starts."""
     nothing = xp.zeros_like(b[:, :, 0, :])
     _, local = _in_blocks(xp, a, b, nothing)
-    last, (starts,) = loops.scan(_chain, xp, (), state, (xp.prod(a, axis=2), local))
+    reset = xp.any(a == 0, axis=2)  # whatever else overflows in the block
+    product = xp.prod(a, axis=2)
+    product = xp.where(reset, xp.zeros_like(product), product)
+    last, (starts,) = loops.scan(_chain, xp, (), state, (product, local))
     states, _ = _in_blocks(xp, a, b, starts)
     return states, last, starts

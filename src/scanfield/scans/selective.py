@@ -4,8 +4,8 @@ Glossary (Gu and Dao, "Mamba", arXiv 2312.00752, equations 2 and 4, algorithm 2)
 --------
 u_t           ``u``              (batch, time, channels)             input
 delta_t       ``delta``          (batch, time, channels)             step before bias and softplus
-s_t           (no name)          (batch, time, channels)             step: softplus(delta_t + delta_bias), or
-delta_t + delta_bias A             ``A``              (channels, state)                   real or complex
+s_t           (no name)          (batch, time, channels)             step, after bias, softplus and clamp
+A             ``A``              (channels, state)                   real or complex, finite
 B_t, C_t      ``B``, ``C``       (batch, time, groups, state), (batch, time, state) or (channels, state)
 D, z, bias    ``D``, ``z``, ``delta_bias``                           skip, gate, bias of the step
 h_t           (no name)          (batch, channels, state)            state

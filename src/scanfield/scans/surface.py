@@ -16,6 +16,7 @@ from scanfield.arrays import Array, library_of
 from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.scans import packing
+from scanfield.scans.canonical import layout_text, step_layouts
 
 P = ParamSpec("P")
 
@@ -200,7 +201,6 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     state_name = next(entry.name for entry in record.inputs if entry.role == "state")
     names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
     known = tuple(own.parameters)
-    axis = {entry.name for entry in record.inputs if entry.role == "sequence"}
 
     def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
         for keyword in kwargs:
@@ -221,14 +221,21 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     step.__name__, step.__qualname__ = "step", f"{record.name}.step"
     step.__module__ = record.prepare.__module__
     step.__signature__ = own  # type: ignore[attr-defined]  # how inspect.signature reads a made function
+    shapes = "\n".join(
+        f"    {entry.name} : array {' or '.join(layout_text(axes) for axes in step_layouts(entry).values())}"
+        for entry in record.inputs
+        if entry.role == "sequence"
+    )
     step.__doc__ = f"""One token of ``{record.name}``: ``step(state, ...) -> (output, state)``.
 
     Parameters
     ----------
     state : array or None
         The state before the token; None is zeros. It is never changed.
-    {", ".join(name for name in names if name in axis)} : arrays
-        As in ``{record.name}``, without their time axis.
+{shapes}
+        Arrays of one token, told apart by rank alone.
+
+    The other arguments are those of ``{record.name}``.
 
     Returns
     -------
@@ -366,6 +373,10 @@ def boundaries(
         size = chunk_size or DEFAULT_CHUNK
         walked = [cut for first, last in itertools.pairwise(starts) for cut in range(first, last, size)]
         return [time - cut for cut in walked] if reverse else walked
+    if not isinstance(states_at, Sequence):
+        raise ArgumentError(
+            f"states_at: came {type(states_at).__name__}; allowed are 'chunks' and a sequence of boundaries"
+        )
     cuts = []
     for value in states_at:
         if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
@@ -408,4 +419,7 @@ def check_number(value: Any, name: str) -> float:
             f"{name}: expected a Python number, came {type(value).__module__}.{type(value).__qualname__}; "
             f"{name} = float({name})"
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ArgumentError(f"{name}: too large for a float") from None
