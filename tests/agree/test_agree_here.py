@@ -18,4 +18,6 @@ def test_all_forms_agree(request, operation):
     report = agree.compare(agree.operations([operation]), here, full=True)
     assert report.agree, as_text(report)
     if not report.pairs:
-        pytest.skip(f"{operation} has a single form on {backend}, so there is nothing to compare it with here")
+        pytest.skip(
+            f"{operation} has a single form on {backend}, so there is nothing to compare it with here"
+        )

@@ -102,7 +102,9 @@ def candidate(kind: type[Loopback], *, library: str = "numpy", **more: Any) -> C
 
 
 def manifest(*candidates: Candidate, library: str = "numpy") -> Manifest:
-    return Manifest(library=library, requires=library, install="pip install dummy-backend", candidates=candidates)
+    return Manifest(
+        library=library, requires=library, install="pip install dummy-backend", candidates=candidates
+    )
 
 
 LOOPBACK = manifest(candidate(Loopback))

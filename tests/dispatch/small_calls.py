@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 import sys
+from pathlib import Path
 
 # The standard draws of the field tests serve here too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "field"))
 
-from operations import every_operation, token  # noqa: E402
+from operations import every_operation, token
 
 EXAMPLES = {
     operation: (inputs, options, token(inputs, 0))

@@ -55,7 +55,9 @@ def test_an_unknown_namespace_runs_generic(tmp_path):
     for file in source.rglob("*.py"):
         copy = tmp_path / "strange_arrays" / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(file.read_text(encoding="utf-8").replace("array_api_strict", "strange_arrays"), encoding="utf-8")
+        copy.write_text(
+            file.read_text(encoding="utf-8").replace("array_api_strict", "strange_arrays"), encoding="utf-8"
+        )
     python(STRANGER, path=(HERE, tmp_path))
 
 
@@ -106,7 +108,9 @@ def test_generic_code_runs_on_a_torch_device_it_has_never_seen(library):
         gradients = pullback(result.output, result.final_state)
         plain = function(**{name: np.asarray(x) for name, x in inputs.items()}, **options)
         for one, other in zip(result, plain, strict=True):
-            assert one.device.type == "meta" and tuple(one.shape) == other.shape and one.dtype == torch.float64
+            assert (
+                one.device.type == "meta" and tuple(one.shape) == other.shape and one.dtype == torch.float64
+            )
         for name, x in gradients.items():
             assert x.device.type == "meta" and tuple(x.shape) == inputs[name].shape, (operation, name)
         assert scanfield.explain(function, **given, **options).device == "meta"
@@ -179,7 +183,9 @@ def test_a_mix_names_the_line_that_converts(library):
         importlib.import_module("jax.numpy")
     exec(CONVERSION[library.name], names)  # noqa: S102
     result = scanfield.linear_scan(names["a"], names["b"])
-    assert arrays.deviation(library.numpy(result.output), [[[1.0] * 3, [1.5] * 3, [1.75] * 3, [1.875] * 3]]) == 0
+    assert (
+        arrays.deviation(library.numpy(result.output), [[[1.0] * 3, [1.5] * 3, [1.75] * 3, [1.875] * 3]]) == 0
+    )
 
 
 @pytest.mark.backend("strict")

@@ -278,7 +278,10 @@ def test_a_blocked_candidate_cannot_be_forced(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocked", "words"),
-    [("numpy.lopback", ("numpy.lopback", "numpy.loopback")), ("numpy.loopback:bakward", ("bakward", "backward", "step"))],
+    [
+        ("numpy.lopback", ("numpy.lopback", "numpy.loopback")),
+        ("numpy.loopback:bakward", ("bakward", "backward", "step")),
+    ],
 )
 def test_scanfield_block_warns_of_names_it_does_not_know(tmp_path, blocked, words):
     script = """

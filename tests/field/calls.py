@@ -33,7 +33,9 @@ def needs_every_length(library: arrays.Library, length: int, few: tuple[int, ...
         pytest.skip(f"JAX compiles at every new length; there {', '.join(map(str, few))} stand for all")
 
 
-def call(library: arrays.Library, operation: str, inputs: Data, dtype: str = "float64", **options: Any) -> Any:
+def call(
+    library: arrays.Library, operation: str, inputs: Data, dtype: str = "float64", **options: Any
+) -> Any:
     """The operation's result, in arrays of the library."""
     return getattr(scanfield, operation)(**library.arrays(inputs, dtype), **options)
 
@@ -48,7 +50,9 @@ def pull(
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The result and a gradient of each input, in arrays of the library."""
-    result, pullback = scanfield.vjp(getattr(scanfield, operation), **library.arrays(inputs, dtype), **options)
+    result, pullback = scanfield.vjp(
+        getattr(scanfield, operation), **library.arrays(inputs, dtype), **options
+    )
     gradients = dict(pullback(library.array(d_output, dtype), library.array(d_state, dtype)))
     assert set(gradients) == set(inputs), f"gradients of {sorted(gradients)}, inputs {sorted(inputs)}"
     return result, gradients
@@ -67,7 +71,9 @@ def rounded(inputs: Data, dtype: str) -> dict[str, np.ndarray]:
 
 
 # -- gradients of the derived operations, from the written ones ----------------------------------------------------
-def truth_vjp(operation: str, inputs: Data, d_output: Any, d_state: Any, **options: Any) -> dict[str, np.ndarray]:
+def truth_vjp(
+    operation: str, inputs: Data, d_output: Any, d_state: Any, **options: Any
+) -> dict[str, np.ndarray]:
     """As `reference.vjp`, but quick for the derived operations: each is the base operation with some gates tied."""
     if operation in reference.WRITTEN_VJPS:
         return reference.vjp(operation, inputs, d_output, d_state, **options)

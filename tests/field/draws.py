@@ -142,4 +142,6 @@ def bitwise(got: np.ndarray, truth: np.ndarray, what: str = "result") -> None:
 def printed(got: float, text: str) -> None:
     """Assert that a number is the printed one, to the last digit printed."""
     decimals = len(text.partition(".")[2])
-    assert abs(float(got) - float(text)) <= 0.51 * 10.0**-decimals, f"{float(got)!r} where the row prints {text}"
+    assert abs(float(got) - float(text)) <= 0.51 * 10.0**-decimals, (
+        f"{float(got)!r} where the row prints {text}"
+    )

@@ -24,7 +24,15 @@ def every_operation(
     def gated(operation: str, inputs: dict[str, np.ndarray]) -> None:
         examples[operation] = Example(inputs | {"initial_state": drawn.state}, {}, drawn.value.shape)
 
-    for operation in ("gdn2", "kda", "gated_delta_rule", "delta_rule", "gla", "retention", "linear_attention"):
+    for operation in (
+        "gdn2",
+        "kda",
+        "gated_delta_rule",
+        "delta_rule",
+        "gla",
+        "retention",
+        "linear_attention",
+    ):
         gated(operation, drawn.inputs(operation))
     gated("comba", drawn.inputs("gated_delta_rule") | {"erase_key": drawn.erase})
     two = {  # two sub-steps a token, of which the second reads every vector from its end

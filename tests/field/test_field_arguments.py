@@ -57,7 +57,9 @@ def test_f039_gates_of_too_few_heads_are_refused(library):
         inputs = G(30, 1, 6, 4, 4, 3).inputs(operation)
         inputs |= {name: inputs[name][:, :, :2] for name in ("query", "key")}
         with pytest.raises(scanfield.ShapeError) as refused:
-            call(library, operation, inputs | {name: inputs[name][:, :, :2] for name in ("log_decay", "beta")})
+            call(
+                library, operation, inputs | {name: inputs[name][:, :, :2] for name in ("log_decay", "beta")}
+            )
         says(refused, "log_decay", "(1, 6, 2", "(1, 6, 4")
         with pytest.raises(scanfield.ShapeError) as refused:
             call(library, operation, inputs | {"value": inputs["value"][:, :, :3]})

@@ -44,7 +44,9 @@ def test_f053_short_sequences_through_torch_backward(library, operation, time):
     inputs, d_output, d_state, wanted = short_sequence(operation, time)
     leaves = {name: x.requires_grad_() for name, x in library.arrays(inputs).items()}
     result = getattr(scanfield, operation)(**leaves)
-    ((result.output * library.array(d_output)).sum() + (result.final_state * library.array(d_state)).sum()).backward()
+    (
+        (result.output * library.array(d_output)).sum() + (result.final_state * library.array(d_state)).sum()
+    ).backward()
     for name, leaf in leaves.items():
         assert leaf.grad is not None, name
         within(library.numpy(leaf.grad), wanted[name], 1e-10, name)
@@ -84,7 +86,9 @@ def all_nine(constant: bool):
     inputs = drawn.inputs("D", "z", "delta_bias") | {"initial_state": drawn.state}
     if constant:
         inputs |= {"B": drawn.B[0, :2], "C": drawn.C[0, :2]}  # (channels, state) = (2, 3)
-    wanted = reference.numeric_vjp("selective_scan", inputs, drawn.d_output, drawn.d_state, delta_softplus=True)
+    wanted = reference.numeric_vjp(
+        "selective_scan", inputs, drawn.d_output, drawn.d_state, delta_softplus=True
+    )
     return inputs, drawn.d_output, drawn.d_state, wanted
 
 
@@ -149,7 +153,9 @@ def call_with_gradients(library, a, b, w):
 @pytest.mark.backend("jax")
 def test_f055_jax_vjp_has_no_conjugate(library):
     a, b, w, va, vb, derivative = complex_draw()
-    _, pullback = library.jax.vjp(lambda a, b: scanfield.linear_scan(a, b).output, library.array(a), library.array(b))
+    _, pullback = library.jax.vjp(
+        lambda a, b: scanfield.linear_scan(a, b).output, library.array(a), library.array(b)
+    )
     ga, gb = (library.numpy(x) for x in pullback(library.array(np.conj(w))))
     assert abs(np.real(np.sum(ga * va + gb * vb)) - derivative) <= 1e-8
 
@@ -180,13 +186,19 @@ def test_f056_forward_mode_is_right_never_silently_zero(library, operation):
     def moved(by):
         return reference.forward(
             operation,
-            {name: np.asarray(x, dtype=np.longdouble) + by * step * tangents[name] for name, x in inputs.items()},
+            {
+                name: np.asarray(x, dtype=np.longdouble) + by * step * tangents[name]
+                for name, x in inputs.items()
+            },
             **options,
         )
 
     near, far = (moved(1), moved(-1)), (moved(2), moved(-2))
     wanted = [
-        (8 * (getattr(near[0], part) - getattr(near[1], part)) - (getattr(far[0], part) - getattr(far[1], part)))
+        (
+            8 * (getattr(near[0], part) - getattr(near[1], part))
+            - (getattr(far[0], part) - getattr(far[1], part))
+        )
         / (12 * step)
         for part in ("output", "final_state")
     ]

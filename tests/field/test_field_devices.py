@@ -19,7 +19,9 @@ SMALL = every_operation(48, 1, 7, 1, 3, 2, channels=2, state=3)
 
 
 def place(mapping, device, dtype):
-    return {name: strict.asarray(x.astype(dtype), device=strict.Device(device)) for name, x in mapping.items()}
+    return {
+        name: strict.asarray(x.astype(dtype), device=strict.Device(device)) for name, x in mapping.items()
+    }
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)

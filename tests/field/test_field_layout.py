@@ -84,7 +84,9 @@ def test_f052_flipped_arrays(library, dtype):
 
     given = library.arrays(drawn.inputs(), dtype)
     backward = scanfield.linear_scan(**given, reverse=True)
-    flipped = scanfield.linear_scan(**{name: flips(library, x, 1, dtype) for name, x in drawn.inputs().items()})
+    flipped = scanfield.linear_scan(
+        **{name: flips(library, x, 1, dtype) for name, x in drawn.inputs().items()}
+    )
     bitwise(library.raw(backward.output), library.raw(flipped.output)[:, ::-1])
 
     drawn = G(37, 1, 11, 2, 4, 3)

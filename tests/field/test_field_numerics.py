@@ -96,13 +96,22 @@ def test_f005_equal_keys_overwrite_or_reflect(library, method):
     first[..., 0] = 1
     value = np.random.default_rng(5).standard_normal((1, 64, 1, 4))
     inputs = {"query": first, "key": first, "value": value}
-    once = call(library, "delta_rule", inputs | {"beta": np.ones((1, 64, 1))}, "float32", scale=1.0, method=method)
+    once = call(
+        library, "delta_rule", inputs | {"beta": np.ones((1, 64, 1))}, "float32", scale=1.0, method=method
+    )
     within(library.numpy(once.output), value, 1e-6)
     state = library.numpy(once.final_state)
     within(state[:, 0, 0], value[:, 63, 0], 1e-6)
     assert np.all(state[:, 0, 1:] == 0)
 
-    twice = call(library, "delta_rule", inputs | {"beta": np.full((1, 64, 1), 2.0)}, "float32", scale=1.0, method=method)
+    twice = call(
+        library,
+        "delta_rule",
+        inputs | {"beta": np.full((1, 64, 1), 2.0)},
+        "float32",
+        scale=1.0,
+        method=method,
+    )
     wanted, last = [], np.zeros((1, 1, 4))
     for t in range(64):
         last = 2 * value[:, t] - last
@@ -157,7 +166,9 @@ def test_f007_growth_is_legal_until_the_state_itself_overflows(library):
     # Past the range of float32 every value is right or not finite: nothing was clipped.
     for t in range(19, 40):
         kept = np.isfinite(output[:, t])
-        assert np.all(np.abs(output[:, t][kept] - truth.output[:, t][kept]) <= 1e-4 * np.abs(truth.output[:, t]).max())
+        assert np.all(
+            np.abs(output[:, t][kept] - truth.output[:, t][kept]) <= 1e-4 * np.abs(truth.output[:, t]).max()
+        )
     assert not np.isfinite(output[:, 39]).any()
 
     text = str(scanfield.explain(scanfield.kda, **library.arrays(inputs)))
@@ -217,10 +228,14 @@ def test_f010_half_precision_is_carried_in_float32(library, time, delta):
     # In float32 exp(-1e-8) is 1, so the carried value runs ahead of the true one, by less than the row's 200; the float16
     # output is infinite exactly where the carried value rounds past 65504, the largest float16.
     wide = library.arrays({"u": one, "delta": one * delta, "B": one, "C": one}, "float32")
-    carried = library.numpy(scanfield.selective_scan(wide["u"], wide["delta"], A, wide["B"], wide["C"]).output)[0, :, 0]
+    carried = library.numpy(
+        scanfield.selective_scan(wide["u"], wide["delta"], A, wide["B"], wide["C"]).output
+    )[0, :, 0]
     true = np.expm1(-1e-8 * np.arange(1, time + 1)) / math.expm1(-1e-8)
     assert np.abs(carried - true).max() <= 200
-    assert np.array_equal(np.isposinf(output), carried >= 65520)  # halfway from 65504 to the next float16 there would be
+    assert np.array_equal(
+        np.isposinf(output), carried >= 65520
+    )  # halfway from 65504 to the next float16 there would be
     assert not np.isnan(output).any()
     assert "65504" in scanfield.selective_scan.__doc__
 
@@ -279,7 +294,9 @@ def reduced_precision_row(library, place=lambda x: x):
     inputs = drawn.inputs()
     given = {name: place(x) for name, x in library.arrays(inputs, "float32").items()}
     result, pullback = scanfield.vjp(scanfield.gdn2, **given)
-    gradients = pullback(place(library.array(drawn.d_output, "float32")), place(library.array(drawn.d_state, "float32")))
+    gradients = pullback(
+        place(library.array(drawn.d_output, "float32")), place(library.array(drawn.d_state, "float32"))
+    )
     exact = rounded(inputs, "float32")
     truth = reference.forward("gdn2", exact)
     wanted = truth_vjp("gdn2", exact, drawn.d_output, drawn.d_state)

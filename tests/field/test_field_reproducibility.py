@@ -46,7 +46,10 @@ def test_f075_the_selective_scan_repeats_bit_for_bit(library):
     drawn = M(36, 2, 257, 5, 4)
 
     def run():
-        return bits(library, *pull(library, "selective_scan", drawn.inputs(), drawn.d_output, drawn.d_state, "float32"))
+        return bits(
+            library,
+            *pull(library, "selective_scan", drawn.inputs(), drawn.d_output, drawn.d_state, "float32"),
+        )
 
     first = run()
     for _ in range(9):

@@ -70,7 +70,9 @@ SIZES = {"batch": 2, "time": 3, "heads": 2, "key": 4, "value": 5, "channels": 6,
 def test_f045_arrays_without_elements(library, dtype, case, with_state):
     r = np.random.default_rng(450)
     examples = every_operation(45, **SIZES | EMPTY[case])
-    if library.name == "jax":  # compiles for half a second at every new shape: the base operations and one derived
+    if (
+        library.name == "jax"
+    ):  # compiles for half a second at every new shape: the base operations and one derived
         if dtype == "float64" or not with_state:
             pytest.skip("JAX compiles at every new shape; there float32 with a state stands for all")
         examples = {name: examples[name] for name in ("linear_scan", "selective_scan", "gdn2", "ssd")}
@@ -85,10 +87,15 @@ def test_f045_arrays_without_elements(library, dtype, case, with_state):
         gradients = pullback(library.array(d_output, dtype), library.array(d_state, dtype))
         for one in (result, plain):
             assert tuple(one.output.shape) == output_shape and library.dtype(one.output) == dtype, operation
-            assert tuple(one.final_state.shape) == state.shape and library.dtype(one.final_state) == dtype, operation
+            assert tuple(one.final_state.shape) == state.shape and library.dtype(one.final_state) == dtype, (
+                operation
+            )
         assert set(gradients) == set(given), operation
         for name, gradient in gradients.items():
-            assert tuple(gradient.shape) == inputs[name].shape and library.dtype(gradient) == dtype, (operation, name)
+            assert tuple(gradient.shape) == inputs[name].shape and library.dtype(gradient) == dtype, (
+                operation,
+                name,
+            )
             assert np.isfinite(library.raw(gradient)).all(), (operation, name)
         if case == "time 0":
             kept = state.astype(dtype) if with_state else np.zeros(state.shape, dtype=dtype)
@@ -96,7 +103,9 @@ def test_f045_arrays_without_elements(library, dtype, case, with_state):
             assert np.array_equal(library.raw(plain.final_state), kept), operation
             for name, gradient in gradients.items():
                 # empty, or of an array that no token was multiplied with
-                wanted = d_state.astype(dtype) if name == "initial_state" else np.zeros(inputs[name].shape, dtype)
+                wanted = (
+                    d_state.astype(dtype) if name == "initial_state" else np.zeros(inputs[name].shape, dtype)
+                )
                 assert np.array_equal(library.raw(gradient), wanted), (operation, name)
 
 

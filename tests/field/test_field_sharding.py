@@ -21,7 +21,10 @@ def test_f061_every_shard_gets_the_gradients_of_the_whole(library, method):
     )
     wanted = library.numpys(wanted)
 
-    parts = [{name: library.array(x[:, cut]) for name, x in inputs.items()} for cut in (slice(0, 10), slice(10, 24))]
+    parts = [
+        {name: library.array(x[:, cut]) for name, x in inputs.items()}
+        for cut in (slice(0, 10), slice(10, 24))
+    ]
     start = library.array(drawn.state)
     maps = [scanfield.summarise(scanfield.gdn2, **part) for part in parts]
 

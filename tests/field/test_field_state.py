@@ -33,7 +33,9 @@ def test_f023_a_cut_anywhere_changes_nothing(library, dtype, operation):
     # JAX compiles for half a second at every new length; there a few cuts stand for all.
     for k in (0, 17) if library.name == "jax" else range(34):
         left = function(**{n: x[:, :k, ...] for n, x in given.items()}, **common, initial_state=state)
-        right = function(**{n: x[:, k:, ...] for n, x in given.items()}, **common, initial_state=left.final_state)
+        right = function(
+            **{n: x[:, k:, ...] for n, x in given.items()}, **common, initial_state=left.final_state
+        )
         joined = np.concatenate([library.numpy(left.output), library.numpy(right.output)], axis=1)
         within(joined, output, tolerance, f"cut at {k}")
         within(library.numpy(right.final_state), final_state, tolerance, f"state, cut at {k}")
@@ -54,7 +56,9 @@ def test_f024_alone_batched_or_packed_a_row_is_the_same(library, method):
         return {name: library.raw(x) for name, x in named.items()}
 
     batch = host(*pull(library, "gdn2", inputs, d_output, d_state, "float32", method=method))
-    from_zeros = pull(library, "gdn2", inputs | {"initial_state": zeros}, d_output, d_state, "float32", method=method)
+    from_zeros = pull(
+        library, "gdn2", inputs | {"initial_state": zeros}, d_output, d_state, "float32", method=method
+    )
     from_zeros = host(*from_zeros)
     for name, x in batch.items():
         bitwise(from_zeros[name], x, f"{name}, None against zeros")
@@ -128,7 +132,9 @@ def test_f026_states_are_never_written_in_place(library):
         cut = {name: x[:, :time, ...] for name, x in given.items()}
         result = scanfield.gdn2(**cut, initial_state=initial)
         if library.name != "jax":
-            assert not np.shares_memory(memory(library, initial), memory(library, result.final_state)), f"T = {time}"
+            assert not np.shares_memory(memory(library, initial), memory(library, result.final_state)), (
+                f"T = {time}"
+            )
 
 
 def test_f027_truncated_training_gets_every_gradient(library):
@@ -146,7 +152,12 @@ def test_f027_truncated_training_gets_every_gradient(library):
     first = call(library, "selective_scan", halves[0] | {"initial_state": drawn.state}, **options)
     carried = library.numpy(first.final_state)
     _, right = pull(
-        library, "selective_scan", halves[1] | {"initial_state": carried}, drawn.d_output[:, 10:], drawn.d_state, **options
+        library,
+        "selective_scan",
+        halves[1] | {"initial_state": carried},
+        drawn.d_output[:, 10:],
+        drawn.d_state,
+        **options,
     )
     right = library.numpys(right)
     _, left = pull(
@@ -172,7 +183,9 @@ def test_f028_heads_are_not_time(library, method):
     output, final_state = library.numpy(result.output), library.numpy(result.final_state)
     assert output.shape == (1, 5, 7, 6) and final_state.shape == (1, 7, 4, 6)
     for head in range(7):
-        alone = call(library, "gdn2", {name: x[:, :, head : head + 1] for name, x in inputs.items()}, method=method)
+        alone = call(
+            library, "gdn2", {name: x[:, :, head : head + 1] for name, x in inputs.items()}, method=method
+        )
         within(library.numpy(alone.output), output[:, :, head : head + 1], 1e-12)
         within(library.numpy(alone.final_state), final_state[:, head : head + 1], 1e-12)
 

@@ -38,6 +38,7 @@ def test_f069_no_tracer_leaks(library, operation):
         (library.arrays(case[operation].inputs), library.array(r.standard_normal(case[operation].output)))
         for case in (SHORT, LONGER)
     )
+
     # An eager JAX program moves a number to the device at every `x * 2.0`; nothing may come back.
     def nothing():
         return jax.transfer_guard("disallow")

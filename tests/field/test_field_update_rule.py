@@ -78,4 +78,6 @@ def test_f022_erase_and_write_act_channel_by_channel(library, method):
     other = call(library, "gdn2", inputs | {"query": inputs["query"][..., ::-1]}, scale=1.0, method=method)
     within(library.numpy(other.output).ravel(), state[1], 1e-12)
     swapped = inputs | {"erase": inputs["write"], "write": inputs["erase"]}
-    assert np.any(library.numpy(call(library, "gdn2", swapped, scale=1.0, method=method).final_state)[0, 0] != state)
+    assert np.any(
+        library.numpy(call(library, "gdn2", swapped, scale=1.0, method=method).final_state)[0, 0] != state
+    )

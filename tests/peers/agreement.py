@@ -27,8 +27,9 @@ def agree(
     peers compute in float32 whatever they are given: scanfield then answers the same float32 numbers twice, computing in
     float64 and in float32, and both answers must agree with the peer within `tolerance` of the largest value.
     """
-    import scanfield
     import torch
+
+    import scanfield
 
     torch_dtype = getattr(torch, peer_dtype)
     leaves = {name: torch.tensor(x, dtype=torch_dtype).requires_grad_() for name, x in inputs.items()}

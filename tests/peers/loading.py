@@ -60,7 +60,9 @@ def load_file(package: str, relative: str) -> ModuleType:
     return module
 
 
-def load_functions(package: str, relative: str, names: tuple[str, ...], surroundings: dict[str, Any]) -> dict[str, Any]:
+def load_functions(
+    package: str, relative: str, names: tuple[str, ...], surroundings: dict[str, Any]
+) -> dict[str, Any]:
     """The named top-level functions of that file, compiled without the rest of it.
 
     `surroundings` holds the names that their bodies use (torch, F, rearrange, ...).

@@ -21,7 +21,9 @@ B, T, H, VH, K, V = 2, 29, 2, 4, 5, 3
 FINAL = {"output_final_state": True}
 
 
-def draw(seed: int, time: int = T, heads: int = H, vheads: int = H, decay: float = 1.0) -> dict[str, np.ndarray]:
+def draw(
+    seed: int, time: int = T, heads: int = H, vheads: int = H, decay: float = 1.0
+) -> dict[str, np.ndarray]:
     """One array of every kind that a rule of the family takes; keys have unit norm, as in all these models."""
     r = np.random.default_rng(seed)
     key = r.standard_normal((B, time, heads, K))
@@ -137,14 +139,21 @@ def test_gla_recurrent():
 def test_simple_gla_recurrent_is_retention_with_given_decays():
     peer = load_file("fla", "ops/simple_gla/naive.py").naive_recurrent_simple_gla
     inputs = pick(draw(12), *QKV, "initial_state", log_decay="head_decay")
-    agree(scanfield.retention, positional(peer, (*QKV, "log_decay"), scale=0.7, **FINAL), inputs, options={"scale": 0.7})
+    agree(
+        scanfield.retention,
+        positional(peer, (*QKV, "log_decay"), scale=0.7, **FINAL),
+        inputs,
+        options={"scale": 0.7},
+    )
 
 
 def test_retention_with_its_default_decays():
     """Their parallel form; it has no final state, so ours is compared with that of the recurrent simple GLA."""
     import torch
 
-    parallel = heads_first(lambda q, k, v: (load_file("fla", "ops/retention/naive.py").naive_retention(q, k, v), None))
+    parallel = heads_first(
+        lambda q, k, v: (load_file("fla", "ops/retention/naive.py").naive_retention(q, k, v), None)
+    )
     recurrent = load_file("fla", "ops/simple_gla/naive.py").naive_recurrent_simple_gla
 
     def peer(query, key, value):
@@ -171,7 +180,13 @@ def test_linear_attention_chunk_in_float64():
     def peer(query, key, value):
         return chunk(query, key, value), torch.einsum("bthk,bthv->bhkv", key, value)
 
-    agree(scanfield.linear_attention, peer, pick(draw(15, time=128), *QKV), peer_dtype="float64", tolerance=1e-12)
+    agree(
+        scanfield.linear_attention,
+        peer,
+        pick(draw(15, time=128), *QKV),
+        peer_dtype="float64",
+        tolerance=1e-12,
+    )
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.backend("torch")
 torch = pytest.importorskip("torch", reason="mamba's references are PyTorch")
 einops = pytest.importorskip("einops", reason="mamba's references use einops")
 
-SURROUNDINGS = {"torch": torch, "F": torch.nn.functional, "rearrange": einops.rearrange, "repeat": einops.repeat}
+SURROUNDINGS = {
+    "torch": torch,
+    "F": torch.nn.functional,
+    "rearrange": einops.rearrange,
+    "repeat": einops.repeat,
+}
 BATCH, T, CHANNELS, STATE, GROUPS = 2, 37, 6, 4, 3
 
 
@@ -58,7 +63,8 @@ def draw(seed: int, b: str, c: str, extras: bool) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("extras", [True, False], ids=["all options", "bare"])
 @pytest.mark.parametrize(
-    ("b", "c"), [("shared", "shared"), ("constant", "grouped"), ("grouped", "constant"), ("grouped", "grouped")]
+    ("b", "c"),
+    [("shared", "shared"), ("constant", "grouped"), ("grouped", "constant"), ("grouped", "grouped")],
 )
 def test_selective_scan(b, c, extras):
     function = reference("ops/selective_scan_interface.py", "selective_scan_ref")
@@ -85,7 +91,9 @@ def test_complex_selective_scan():
 
     u = r.standard_normal((BATCH, T, CHANNELS)).astype(np.float32)
     delta = r.uniform(0.05, 0.5, (BATCH, T, CHANNELS)).astype(np.float32)
-    A = (-r.uniform(0.5, 2, (CHANNELS, STATE)) + 1j * r.standard_normal((CHANNELS, STATE))).astype(np.complex64)
+    A = (-r.uniform(0.5, 2, (CHANNELS, STATE)) + 1j * r.standard_normal((CHANNELS, STATE))).astype(
+        np.complex64
+    )
     B, C = cx(BATCH, T, STATE), cx(BATCH, T, STATE)
 
     def interleaved(x):
@@ -145,12 +153,20 @@ def test_selective_state_update_in_float64(grouped):
         if grouped:
             x, dt, B, C = tensor(BATCH, 4, 3), tensor(BATCH, 4), tensor(BATCH, 2, 5), tensor(BATCH, 2, 5)
             ours_y, ours = scanfield.ssd.step(ours, x, dt, A, B, C, D, bias, dt_softplus=True)
-            wide = (dt[..., None].expand(BATCH, 4, 3), A[:, None, None].expand(4, 3, 5), B, C, D[:, None].expand(4, 3))
+            wide = (
+                dt[..., None].expand(BATCH, 4, 3),
+                A[:, None, None].expand(4, 3, 5),
+                B,
+                C,
+                D[:, None].expand(4, 3),
+            )
             theirs_y = function(theirs, x, *wide, dt_bias=bias[:, None].expand(4, 3), dt_softplus=True)
         else:
             u, delta, z = tensor(BATCH, size), tensor(BATCH, size), tensor(BATCH, size)
             B, C = tensor(BATCH, 5), tensor(BATCH, 5)
-            ours_y, ours = scanfield.selective_scan.step(ours, u, delta, A, B, C, D, z, bias, delta_softplus=True)
+            ours_y, ours = scanfield.selective_scan.step(
+                ours, u, delta, A, B, C, D, z, bias, delta_softplus=True
+            )
             theirs_y = function(theirs, u, delta, A, B, C, D, z=z, dt_bias=bias, dt_softplus=True)
         assert arrays.deviation(library.raw(ours_y), library.raw(theirs_y)) <= 1e-12
         assert arrays.deviation(library.raw(ours), library.raw(theirs)) <= 1e-12

@@ -18,7 +18,9 @@ def test_linear_scan_is_a_first_order_filter(coefficient, reverse):
     b, start = r.standard_normal((2, 211, 3)), r.standard_normal((2, 3))
     ordered = b[:, ::-1] if reverse else b
     # lfilter's state is what it adds to the next output: the coefficient times the last value.
-    output, pending = signal.lfilter([1.0], [1.0, -coefficient], ordered, axis=1, zi=coefficient * start[:, None])
+    output, pending = signal.lfilter(
+        [1.0], [1.0, -coefficient], ordered, axis=1, zi=coefficient * start[:, None]
+    )
     a = np.full((1, 1, 1), coefficient)
     ours = scanfield.linear_scan(a, b, start, reverse=reverse)
     output = output[:, ::-1] if reverse else output

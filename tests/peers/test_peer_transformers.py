@@ -24,10 +24,14 @@ B, T, H, VH, K, V = 2, 29, 2, 4, 5, 3
 
 
 def fallback(model: str, name: str):
-    return inspect.unwrap(getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name))
+    return inspect.unwrap(
+        getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)
+    )
 
 
-def gated(seed: int, time: int = T, heads: int = H, vheads: int = VH, decay: float = 0.5, channels: bool = False):
+def gated(
+    seed: int, time: int = T, heads: int = H, vheads: int = VH, decay: float = 0.5, channels: bool = False
+):
     r = np.random.default_rng(seed)
     key = r.standard_normal((B, time, heads, K))
     gate = (B, time, vheads, K) if channels else (B, time, vheads)
