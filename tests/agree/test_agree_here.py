@@ -1,4 +1,7 @@
-"""Every form of every operation agrees with every other, on NumPy and on the library of this run."""
+"""Every form of every operation agrees with every other, on NumPy and on PyTorch.
+
+All libraries at once, JAX and Dask too, are compared by `nox -s agree`, which runs `scanfield check --full`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from scanfield.cli.check import as_text
 from scanfield.cli.places import places
 
 
-@pytest.mark.backend("numpy", "torch", "jax")
+@pytest.mark.backend("numpy", "torch")
 @pytest.mark.parametrize("operation", [record.name for record in scanfield.operations()])
 def test_all_forms_agree(request, operation):
     backend = request.config.getoption("--backend")

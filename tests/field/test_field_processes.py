@@ -171,12 +171,12 @@ FIRST_CALLS = """
 
 @pytest.mark.backend("numpy", "torch", "jax")
 def test_f066_eight_threads_make_the_first_call_at_once(request):
-    """In twenty fresh processes. Five where another library comes in beside NumPy: importing it is most of the time, and
+    """In twenty fresh processes. Three where another library comes in beside NumPy: importing it is most of the time, and
     the table that is filled is the same."""
     backend = request.config.getoption("--backend")
     libraries = ",".join(dict.fromkeys(["numpy", backend]))
     alone = python(FIRST_CALLS, "one thread", libraries, path=HERE)
-    for _ in range(20 if backend == "numpy" else 5):
+    for _ in range(20 if backend == "numpy" else 3):
         assert python(FIRST_CALLS, "threads", libraries, path=HERE) == alone
 
 
