@@ -20,12 +20,8 @@ from typing import Any
 
 import numpy as np
 
-NAMES = ("numpy", "readonly", "strict", "torch", "jax", "dask", "cupy")
 # What `--backend` takes; `readonly` is not one of them because a numpy session runs it as a second parameter.
 SESSIONS = ("numpy", "strict", "torch", "jax", "dask", "cupy")
-
-# The widest type of each kind: what comparisons are made in.
-_WIDE = {"f": np.float64, "c": np.complex128}
 
 
 def numpy_dtype(name: str) -> np.dtype:

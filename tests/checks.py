@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from arrays import Library, complex_of, deviation, same_bits
+from arrays import Library, complex_of, deviation
 from examples import Example, call_options, main_of
 
 import scanfield
@@ -141,14 +141,3 @@ def check_truth(
     for name, want in gradients.items():
         worst = deviation(library.numpy(got.gradients[name]), want, floor=size * 1e-2)
         assert worst <= limit, f"gradient of {name} deviates by {worst:.2e}"
-
-
-def assert_same_bits(library: Library, left: Any, right: Any, what: str = "") -> None:
-    assert same_bits(library.raw(left), library.raw(right)), what
-
-
-def assert_close(
-    library: Library, left: Any, right: Any, dtype: str, what: str = "", floor: float = 0.0
-) -> None:
-    worst = deviation(library.numpy(left), library.numpy(right), floor)
-    assert worst <= TOLERANCE[dtype], f"{what} differ by {worst:.2e}"

@@ -25,6 +25,10 @@ def processor_times(runs, *, best_of):
     The runs take turns, so that whatever else the machine does meets all of them; and the best of many is what is left
     when it does nothing else.
     """
+    # The C library gives a large array's memory back to the system at once, and takes it again page by page, until it has
+    # seen one of that size come back. That costs more than the arithmetic here, and differs between lengths.
+    large = np.empty(31 << 20, dtype=np.uint8)
+    del large
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(best_of):
         for name, run in runs.items():
@@ -46,14 +50,14 @@ def loop_over_time(u, delta, A, B, C):
 
 @pytest.mark.backend("numpy")
 def test_f078_not_slower_than_a_plain_loop_over_time():
-    """At a quarter of the row's length, as each token costs the same; some 0.85 of the loop on an idle machine."""
-    drawn = M(78, 128, 80, 128, 64)
+    """Some 0.83 of the loop, whatever else the machine does."""
+    drawn = M(78, 128, 320, 128, 64)
     inputs = {name: x.astype(np.float32) for name, x in drawn.inputs().items()}
     seconds = processor_times(
         {"loop": lambda: loop_over_time(**inputs), "ours": lambda: scanfield.selective_scan(**inputs)},
-        best_of=7,
+        best_of=3,
     )
-    assert seconds["ours"] <= 1.5 * seconds["loop"], seconds
+    assert seconds["ours"] <= seconds["loop"], seconds
 
 
 @pytest.mark.backend("numpy")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import Library, deviation, numpy_dtype
+from arrays import Library, deviation
 from checks import call, step, vjp, vjp_on
 from examples import BASE, METHODS, OPERATIONS, Example, main_of, op_inputs, round_to
 
@@ -163,4 +163,3 @@ def test_float64_never_passes_through_float32(library: Library):
     """An answer good to 1e-12 says so already; this says it of a state too large for float32."""
     a, b = library.array(np.full((1, 3, 1), 1e30)), library.array(np.ones((1, 3, 1)))
     assert np.isfinite(library.numpy(scanfield.linear_scan(a, b).final_state)).all()
-    assert numpy_dtype("bfloat16").itemsize == 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import operation
-from examples import BASE, METHODS, OPERATIONS, Example, op_inputs
+from examples import BASE, METHODS, OPERATIONS, op_inputs
 
 import scanfield
 
@@ -180,8 +180,3 @@ def test_a_planted_wrong_gradient_is_shown(library: Library, monkeypatch, wrong:
     assert clean.worst < 1e-7
     assert errors.pop(wrong) > 1e-5
     assert report.worst > 1e-5 and max(errors.values()) < 1e-7
-
-
-def test_examples_have_a_state():
-    assert all("initial_state" in op_inputs(op, op) for op in OPERATIONS)
-    assert isinstance(Example("x", "gdn2", {}).options, dict)

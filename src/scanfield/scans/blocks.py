@@ -24,18 +24,21 @@ def power_of_two(count: int) -> int:
 
 def inclusive(xp: Namespace, x: Array) -> Array:
     """Row r: the sum of rows 0..r (rows are axis -2)."""
-    return xp.cumulative_sum(x, axis=-2)
+    # The library's own name where it has one: array_api_compat's wrapper looks its namespace up by a cached function,
+    # which torch.compile warns of.
+    own = getattr(xp, "cumsum", None)
+    return xp.cumulative_sum(x, axis=-2) if own is None else own(x, len(x.shape) - 2)
 
 
 def reverse_inclusive(xp: Namespace, x: Array) -> Array:
     """Row r: the sum of rows r, r+1, ..."""
-    return xp.flip(xp.cumulative_sum(xp.flip(x, axis=-2), axis=-2), axis=-2)
+    return xp.flip(inclusive(xp, xp.flip(x, axis=-2)), axis=-2)
 
 
 def exclusive(xp: Namespace, x: Array) -> Array:
     """Row r: the sum of rows 0..r-1."""
     nothing = xp.zeros_like(x[..., :1, :])
-    return xp.concat([nothing, xp.cumulative_sum(x[..., :-1, :], axis=-2)], axis=-2)
+    return xp.concat([nothing, inclusive(xp, x[..., :-1, :])], axis=-2)
 
 
 def reverse_exclusive(xp: Namespace, x: Array) -> Array:
