@@ -188,6 +188,7 @@ class Jax(Library):
     """JAX on the CPU with 64-bit types on, which only a program's main may switch, never the library."""
 
     name = "jax"
+    KEPT = 20  # compiled functions
 
     def __init__(self) -> None:
         self.jax = importlib.import_module("jax")
@@ -200,6 +201,8 @@ class Jax(Library):
 
     def run(self, function: Any, *arguments: Any) -> Any:
         if function not in self._compiled:
+            if len(self._compiled) == self.KEPT:  # a compiled function holds megabytes
+                self._compiled.pop(next(iter(self._compiled))).clear_cache()
             self._compiled[function] = self.jax.jit(function)
         return self._compiled[function](*arguments)
 
