@@ -14,7 +14,10 @@ computed.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -188,7 +191,7 @@ class Jax(Library):
     """JAX on the CPU with 64-bit types on, which only a program's main may switch, never the library."""
 
     name = "jax"
-    KEPT = 20  # compiled functions
+    KEPT = 50  # compiled functions
 
     def __init__(self) -> None:
         self.jax = importlib.import_module("jax")
@@ -201,10 +204,18 @@ class Jax(Library):
 
     def run(self, function: Any, *arguments: Any) -> Any:
         if function not in self._compiled:
-            if len(self._compiled) == self.KEPT:  # a compiled function holds megabytes
-                self._compiled.pop(next(iter(self._compiled))).clear_cache()
+            if len(self._compiled) == self.KEPT:
+                self._forget()
             self._compiled[function] = self.jax.jit(function)
         return self._compiled[function](*arguments)
+
+    def _forget(self) -> None:
+        """Give back what compiled functions hold, megabytes each; glibc keeps freed memory until it is asked."""
+        self._compiled.clear()
+        self.jax.clear_caches()
+        gc.collect()
+        if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+            trim(0)
 
     def _from_numpy(self, x: np.ndarray) -> Any:
         return self.xp.asarray(x)
