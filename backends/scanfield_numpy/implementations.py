@@ -1,0 +1,13 @@
+"""The compiled implementation of each operation, by its name."""
+
+from __future__ import annotations
+
+from scanfield.dispatch import Implementation
+from scanfield_numpy.gated_delta import GatedDelta
+
+_IMPLEMENTATIONS = {"gdn2": GatedDelta}
+
+
+def implementation(operation: str) -> Implementation:
+    """The implementation of an operation."""
+    return _IMPLEMENTATIONS[operation]()
