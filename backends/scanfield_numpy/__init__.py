@@ -9,7 +9,7 @@ MANIFEST = Manifest(
     candidates=(
         Candidate(
             name="numpy.numba",
-            operations=("gdn2",),
+            operations=("linear_scan", "selective_scan", "gdn2"),
             device="cpu",
             target="scanfield_numpy.implementations:implementation",
             requires=("numba",),

@@ -17,6 +17,7 @@ and the saved updates. Symbols as in equations 5 to 8 of arXiv 2605.22791; ``e``
 from __future__ import annotations
 
 from scanfield_numpy.compiling import kernel, part
+from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     FOUR,
@@ -27,13 +28,11 @@ from scanfield_numpy.vector import (
     integers,
     lanes,
     load,
-    load_first,
     numbers,
     put,
     shifted,
     splat,
     store,
-    store_first,
     total,
     totals,
     zero,
@@ -58,22 +57,6 @@ BACK_COLUMNS = 2
 
 
 @part
-def _first_lanes(place, offset, count, tag):
-    """A vector of which ``count`` lanes are there."""
-    if count >= lanes(place, tag):
-        return load(place, offset, tag)
-    return load_first(place, offset, count, tag)
-
-
-@part
-def _put_lanes(place, offset, count, x, tag):
-    if count >= lanes(place, tag):
-        store(place, offset, x)
-    else:
-        store_first(place, offset, count, x)
-
-
-@part
 def _row(rows, to, place, offset, width, count, factor):
     """A row of ``count`` numbers times a factor, from a row of that width or from one number."""
     step = lanes(rows, ONE)
@@ -83,7 +66,7 @@ def _row(rows, to, place, offset, width, count, factor):
             store(rows, to + i, x)
     else:
         for i in range(0, count, step):
-            store(rows, to + i, _first_lanes(place, offset + i, count - i, ONE) * factor)
+            store(rows, to + i, first_lanes(place, offset + i, count - i, ONE) * factor)
 
 
 @part
@@ -140,7 +123,7 @@ def _put_state(place, V, count, K, S, width, before, up):
         k = at(before, i)
         for o in range(0, count, lanes(S, ONE)):
             s = load(S, i * width + o, ONE) + k * load(up, o, ONE)
-            _put_lanes(place, i * V + o, count - o, s, ONE)
+            put_lanes(place, i * V + o, count - o, s, ONE)
 
 
 @part
@@ -201,19 +184,19 @@ def _columns(i_seq, j, c0, count, n, kind, memory):
         for o in range(0, count, step):
             y = zeros(S, ONE)
             if at(n, HAS_VALUE):
-                y = _first_lanes(value, v_row * V + c0 + o, count - o, ONE)
+                y = first_lanes(value, v_row * V + c0 + o, count - o, ONE)
                 if w_width == 1:
                     y = y * at(write, v_row)
                 elif w_width:
-                    y = y * _first_lanes(write, v_row * V + c0 + o, count - o, ONE)
+                    y = y * first_lanes(write, v_row * V + c0 + o, count - o, ONE)
             if b_width:
                 y = y - load(sums, o, ONE)
                 if at(n, KEEPS_UPDATES):
-                    _put_lanes(updates, v_row * V + c0 + o, count - o, y, ONE)
+                    put_lanes(updates, v_row * V + c0 + o, count - o, y, ONE)
             store(up, o, y)
             if at(n, WANTS_OUTPUT):
                 out = load(sums, width + o, ONE) + y * dot
-                _put_lanes(output, v_row * V + c0 + o, count - o, out, ONE)
+                put_lanes(output, v_row * V + c0 + o, count - o, out, ONE)
         now, before = before, now
     _put_state(shifted(last, own), V, count, K, S, width, shifted(rows, before), up)
 
@@ -301,7 +284,7 @@ def _leave(tag, o, padded, block, columns, rows, d_ups, kept, dS, erases):
 @part
 def _add(place, offset, count, x):
     """Add a register, of which ``count`` lanes are there."""
-    _put_lanes(place, offset, count, _first_lanes(place, offset, count, ONE) + x, ONE)
+    put_lanes(place, offset, count, first_lanes(place, offset, count, ONE) + x, ONE)
 
 
 @part
@@ -325,13 +308,13 @@ def _finish(n, kind, rows, block, dot, qk_row, v_row):
                 if b_width == 1:
                     dk = dk + de * at(erase, v_row)
                 else:
-                    dk = dk + de * _first_lanes(erase, v_row * K + i, K - i, ONE)
+                    dk = dk + de * first_lanes(erase, v_row * K + i, K - i, ONE)
                 de = de * k
             if at(n, WANT_B):
                 if b_width == 1:
                     all_b = all_b + de
                 else:
-                    _put_lanes(d_erase, v_row * K + i, K - i, de, ONE)
+                    put_lanes(d_erase, v_row * K + i, K - i, de, ONE)
         if at(n, WANT_K):
             _add(numbers(at(n, D_KEY), kind), qk_row + i, K - i, dk)
         if at(n, WANT_G):
@@ -339,7 +322,7 @@ def _finish(n, kind, rows, block, dot, qk_row, v_row):
             if g_width == 1:
                 all_g = all_g + dg
             else:
-                _put_lanes(d_decay, v_row * K + i, K - i, dg, ONE)
+                put_lanes(d_decay, v_row * K + i, K - i, dg, ONE)
     if at(n, WANT_G) and g_width == 1:
         put(d_decay, v_row, total(all_g))
     if at(n, WANT_B) and b_width == 1:
@@ -364,15 +347,15 @@ def _value_back(n, kind, v_row, c0, columns, partial, d_ups):
             elif w_width == 1:
                 d_v = d_up * at(write, v_row)
             else:
-                d_v = d_up * _first_lanes(write, place, left, ONE)
-            _put_lanes(d_value, place, left, d_v, ONE)
+                d_v = d_up * first_lanes(write, place, left, ONE)
+            put_lanes(d_value, place, left, d_v, ONE)
         if at(n, WANT_W):
             # Lanes beyond the last column are sums of rows that no column wrote.
-            d_w = _first_lanes(d_ups, c, left, ONE) * _first_lanes(value, place, left, ONE)
+            d_w = first_lanes(d_ups, c, left, ONE) * first_lanes(value, place, left, ONE)
             if w_width == 1:
                 all_w = all_w + d_w
             else:
-                _put_lanes(d_write, place, left, d_w, ONE)
+                put_lanes(d_write, place, left, d_w, ONE)
     if at(n, WANT_W) and w_width == 1:
         put(d_write, v_row, at(d_write, v_row) + total(all_w))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scanfield.dispatch import Implementation
 from scanfield_numpy.gated_delta import GatedDelta
+from scanfield_numpy.selective import Selective
 
-_IMPLEMENTATIONS = {"gdn2": GatedDelta}
+_IMPLEMENTATIONS = {"selective_scan": Selective, "gdn2": GatedDelta}
 
 
 def implementation(operation: str) -> Implementation:
