@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from scanfield.dispatch import Implementation
 from scanfield_numpy.gated_delta import GatedDelta
+from scanfield_numpy.linear import Linear
 from scanfield_numpy.selective import Selective
 
-_IMPLEMENTATIONS = {"selective_scan": Selective, "gdn2": GatedDelta}
+_IMPLEMENTATIONS = {"linear_scan": Linear, "selective_scan": Selective, "gdn2": GatedDelta}
 
 
 def implementation(operation: str) -> Implementation:
