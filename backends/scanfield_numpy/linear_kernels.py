@@ -32,7 +32,7 @@ BATCH, SEQUENCES, HAS_D_OUTPUT, HAS_D_LAST, WANT_A, WANT_B, WANT_STATE = range(9
 TABLE, AT_A, AT_B, STATE, OUTPUT, LAST, STARTS = range(11, 11 + 7)
 BACK_TABLE, BACK_A, BACK_B, BACK_STARTS, D_OUTPUT, D_LAST, D_A, D_B, D_STATE = range(16, 16 + 9)
 
-BLOCK = 16
+BLOCK = 64
 """Registers of lanes in a task."""
 
 
