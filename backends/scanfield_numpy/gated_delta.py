@@ -40,7 +40,7 @@ class GatedDelta:
         wanted: tuple[bool, ...],
     ) -> Grads:
         """The wanted gradients."""
-        query, _, value, log_decay, erase, write, state, bounds = call.arrays
+        query, _, value, log_decay, erase, write, _, bounds = call.arrays
         grads: list[Array | None] = [
             numpy.zeros(array.shape, call.compute) if want and array is not None and i != 7 else None
             for i, (array, want) in enumerate(zip(call.arrays, wanted, strict=True))
@@ -59,7 +59,7 @@ class GatedDelta:
         run(
             kernels.backward,
             call.compute,
-            plan.count * heads,
+            plan.number * heads,
             9.0 * batch * time * vheads * K * V,
             kernels.backward_memory(K, V, chunk, lanes_of(call.compute)),
             integers,
@@ -70,7 +70,7 @@ class GatedDelta:
     def summarise(self, call: Call) -> tuple[Array, Array]:
         """The transition, elementwise or a matrix, and the final state from zero."""
         query, _, value, log_decay, erase, _, _, bounds = call.arrays
-        batch, time, vheads, _ = value.shape
+        _, time, vheads, _ = value.shape
         K = query.shape[3]
         call = call._replace(arrays=(*call.arrays[:6], None, bounds))
         state = _forward(call, 0, want_output=False)[1]
@@ -114,7 +114,7 @@ def _forward(
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
     output = numpy.empty((batch, time, vheads, V) if want_output else (0,), dtype)
-    last = numpy.empty((plan.count, vheads, K, V), dtype)
+    last = numpy.empty((plan.number, vheads, K, V), dtype)
     starts = numpy.empty((plan.states, vheads, K, V) if chunk else (0,), dtype)
     keeps = bool(chunk) and erase is not None
     updates = numpy.empty((batch, time, vheads, V) if keeps else (0,), dtype)
@@ -130,7 +130,7 @@ def _forward(
     run(
         kernels.forward,
         dtype,
-        plan.count * vheads * -(-V // (4 * lanes)),
+        plan.number * vheads * -(-V // (4 * lanes)),
         4.0 * batch * time * vheads * K * V,
         kernels.forward_memory(K, lanes),
         integers,

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """The gated delta rule, compiled: token by token, the state in cache.
 
 Forward, the lanes of a vector are value columns, and one pass over the K rows of the state does a token: the update of
@@ -127,13 +126,31 @@ def _put_state(place, V, count, K, S, width, before, up):
 
 
 @part
+def _read_out(S, width, count, K, before, up, q, place):
+    """A token's output as the recurrence has it, q^T (S + k up^T), where an infinity tells it from the shorter sum."""
+    for o in range(0, count, lanes(S, ONE)):
+        out = zeros(S, ONE)
+        for i in range(K):
+            out = out + (load(S, i * width + o, ONE) + at(before, i) * load(up, o, ONE)) * at(q, i)
+        put_lanes(place, o, count - o, out, ONE)
+
+
+@part
 def _columns(i_seq, j, c0, count, n, kind, memory):
     """One sequence, value head and block of columns."""
     heads, group, K, V = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE)
     g_width, b_width, w_width, chunk = at(n, G_WIDTH), at(n, B_WIDTH), at(n, W_WIDTH), at(n, CHUNK)
     query, key, value = numbers(at(n, QUERY), kind), numbers(at(n, KEY), kind), numbers(at(n, VALUE), kind)
-    log_decay, erase, write = numbers(at(n, DECAY), kind), numbers(at(n, ERASE), kind), numbers(at(n, WRITE), kind)
-    state, output, last = numbers(at(n, STATE), kind), numbers(at(n, OUTPUT), kind), numbers(at(n, LAST), kind)
+    log_decay, erase, write = (
+        numbers(at(n, DECAY), kind),
+        numbers(at(n, ERASE), kind),
+        numbers(at(n, WRITE), kind),
+    )
+    state, output, last = (
+        numbers(at(n, STATE), kind),
+        numbers(at(n, OUTPUT), kind),
+        numbers(at(n, LAST), kind),
+    )
     starts, updates = numbers(at(n, STARTS), kind), numbers(at(n, UPDATES), kind)
     factors = numbers(at(n, SCALE), kind)
     scale, one = at(factors, 0), at(factors, 1)
@@ -181,6 +198,7 @@ def _columns(i_seq, j, c0, count, n, kind, memory):
         dot = zero(rows)
         if at(n, WANTS_OUTPUT):
             dot = _product(rows, 2 * padded, now, K)
+        odd = zeros(S, ONE)
         for o in range(0, count, step):
             y = zeros(S, ONE)
             if at(n, HAS_VALUE):
@@ -197,6 +215,10 @@ def _columns(i_seq, j, c0, count, n, kind, memory):
             if at(n, WANTS_OUTPUT):
                 out = load(sums, width + o, ONE) + y * dot
                 put_lanes(output, v_row * V + c0 + o, count - o, out, ONE)
+                odd = odd + out * zero(rows)
+        if total(odd) != zero(rows):
+            place = shifted(output, v_row * V + c0)
+            _read_out(S, width, count, K, shifted(rows, now), up, shifted(rows, 2 * padded), place)
         now, before = before, now
     _put_state(shifted(last, own), V, count, K, S, width, shifted(rows, before), up)
 
@@ -365,7 +387,11 @@ def _head_back(i_seq, j, n, kind, memory):
     """One sequence and value head."""
     heads, group, K, V, time = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE), at(n, TIME)
     g_width, b_width, w_width, chunk = at(n, G_WIDTH), at(n, B_WIDTH), at(n, W_WIDTH), at(n, CHUNK)
-    query, key, value = numbers(at(n, B_QUERY), kind), numbers(at(n, B_KEY), kind), numbers(at(n, B_VALUE), kind)
+    query, key, value = (
+        numbers(at(n, B_QUERY), kind),
+        numbers(at(n, B_KEY), kind),
+        numbers(at(n, B_VALUE), kind),
+    )
     log_decay, erase = numbers(at(n, B_DECAY), kind), numbers(at(n, B_ERASE), kind)
     write, updates = numbers(at(n, B_WRITE), kind), numbers(at(n, B_UPDATES), kind)
     starts, d_output = numbers(at(n, B_STARTS), kind), numbers(at(n, D_OUTPUT), kind)

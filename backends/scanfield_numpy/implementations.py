@@ -7,7 +7,11 @@ from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.linear import Linear
 from scanfield_numpy.selective import Selective
 
-_IMPLEMENTATIONS = {"linear_scan": Linear, "selective_scan": Selective, "gdn2": GatedDelta}
+_IMPLEMENTATIONS: dict[str, type[Implementation]] = {
+    "linear_scan": Linear,
+    "selective_scan": Selective,
+    "gdn2": GatedDelta,
+}
 
 
 def implementation(operation: str) -> Implementation:

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Vectors at the edge of an array, where not all lanes are there."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Sequences(NamedTuple):
     """The sequences of a call: rows of a batch, or parts of a pack."""
 
     table: Array
-    count: int
+    number: int
     states: int
     """How many states are saved."""
     empty: tuple[int, ...]

@@ -47,20 +47,20 @@ class Linear:
         plan = sequences(batch, time, bounds, chunk)
         blocks = -(-width // (kernels.BLOCK * lanes_of(dtype)))
         sums = [
-            _partial(array, blocks, plan.count, batch, dtype) if want else None
+            _partial(array, blocks, plan.number, batch, dtype) if want else None
             for array, want in zip((a, b), wanted, strict=False)
         ]
         d_state = numpy.zeros(state.shape, dtype) if wanted[2] and state is not None else None
         if 0 not in (batch, width):
             integers = (
-                *_common(call, chunk), batch, plan.count, d_output is not None, d_final_state is not None, wanted[0],
+                *_common(call, chunk), batch, plan.number, d_output is not None, d_final_state is not None, wanted[0],
                 wanted[1], d_state is not None,
             )  # fmt: skip
             arrays = (a, b, *residuals, d_output, d_final_state, *sums, d_state)
             run(
                 kernels.backward,
                 dtype,
-                plan.count * blocks,
+                plan.number * blocks,
                 4.0 * batch * time * width,
                 kernels.BLOCK * lanes_of(dtype) * (2 + chunk),
                 integers,
@@ -128,7 +128,7 @@ def _forward(
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
     output = numpy.empty(shape if want_output else (0,), dtype)
-    last = numpy.empty((plan.count, width), dtype)
+    last = numpy.empty((plan.number, width), dtype)
     starts = numpy.empty((plan.states, width) if chunk else (0,), dtype)
     if 0 in (batch, width):
         return output, last, starts
@@ -136,7 +136,7 @@ def _forward(
     run(
         kernels.forward,
         dtype,
-        plan.count * -(-width // lanes),
+        plan.number * -(-width // lanes),
         2.0 * batch * time * width,
         lanes,
         (*_strides(a, b, shape, chunk), state is not None, want_output),

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """The linear scan, compiled: h_t = a_t h_(t-1) + b_t, a block of lanes at a time so that rows stream through memory.
 
 A task is a sequence and a block of lanes. Backward, from the last chunk to the first, the states are computed once more

@@ -46,7 +46,7 @@ class Selective:
         wanted: tuple[bool, ...],
     ) -> Grads:
         """The wanted gradients."""
-        u, _, A, B, C, D, z, _, _, bounds = call.arrays
+        u, _, A, B, C, _, _, _, _, bounds = call.arrays
         batch, time, channels = u.shape
         N = A.shape[1]
         dtype = call.compute
@@ -63,12 +63,12 @@ class Selective:
         groups = B.shape[2] + C.shape[2]
         # The parts' sums of B's and C's gradients take no more memory than u.
         parts = max(1, min(_PARTS, blocks, channels // (N * groups)))
-        sums = {i: _partial(call.arrays[i], parts, plan.count, batch, dtype) for i in (3, 4)}
+        sums = {i: _partial(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4)}
         lanes = {
-            i: numpy.zeros((plan.count, blocks, rows, step), dtype) for i, rows in ((2, N), (5, 1), (7, 1))
+            i: numpy.zeros((plan.number, blocks, rows, step), dtype) for i, rows in ((2, N), (5, 1), (7, 1))
         }
         integers = (
-            *_common(call, chunk), parts, plan.count, batch, d_output is not None,
+            *_common(call, chunk), parts, plan.number, batch, d_output is not None,
             d_final_state is not None, *(grads[i] is not None for i in (0, 1, 6, 8)),
         )  # fmt: skip
         read = (*call.arrays[:8], *residuals, d_output, d_final_state)
@@ -78,7 +78,7 @@ class Selective:
         run(
             kernels.backward,
             dtype,
-            plan.count * parts,
+            plan.number * parts,
             _BACKWARD_WORK * batch * time * channels * N,
             kernels.backward_memory(N, -(-blocks // parts), chunk, step),
             integers,
@@ -88,13 +88,12 @@ class Selective:
             for i, partial in sums.items():
                 if grads[i] is not None:
                     whole = partial.sum(axis=0)
-                    if whole.shape[0] != grads[i].shape[0]:
-                        whole = whole.sum(axis=0, keepdims=True)
-                    grads[i] = whole
+                    same = whole.shape == call.arrays[i].shape
+                    grads[i] = whole if same else whole.sum(axis=0, keepdims=True)
             for i, partial in lanes.items():
                 if grads[i] is not None:
                     turned = partial.sum(axis=0).swapaxes(1, 2).reshape(blocks * step, -1)[:channels]
-                    grads[i] = numpy.ascontiguousarray(turned).reshape(grads[i].shape)
+                    grads[i] = numpy.ascontiguousarray(turned).reshape(call.arrays[i].shape)
         return grads
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
@@ -146,16 +145,16 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     step = lanes_of(dtype)
     blocks = -(-channels // step)
     output = numpy.empty(u.shape if want_output else (0,), dtype)
-    last = numpy.empty((plan.count, channels, N), dtype)
+    last = numpy.empty((plan.number, channels, N), dtype)
     starts = numpy.empty((plan.states, blocks, N, step) if chunk else (0,), dtype)
-    sums = numpy.empty((0,) if want_output else (plan.count, channels), dtype)
+    sums = numpy.empty((0,) if want_output else (plan.number, channels), dtype)
     if 0 in (batch, channels, N):
         output[...] = 0
         return output, last, starts, sums
     run(
         kernels.forward,
         dtype,
-        plan.count * blocks,
+        plan.number * blocks,
         _FORWARD_WORK * batch * time * channels * N,
         kernels.forward_memory(N, step),
         (*_common(call, chunk), state is not None, want_output, not want_output),

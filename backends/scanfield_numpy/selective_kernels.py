@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """The selective scan, compiled: a register of channels at a time, the N rows of their state in cache.
 
 Forward, a task is a sequence and a block of channels. Backward, it is a sequence and a part of the blocks: for each
@@ -115,7 +114,11 @@ def _block(i_seq, block, blocks, n, kind, memory):
     channels, N, time, chunk = at(n, CHANNELS), at(n, N_SIZE), at(n, TIME), at(n, CHUNK)
     u, delta, z = numbers(at(n, AT_U), kind), numbers(at(n, AT_DELTA), kind), numbers(at(n, AT_Z), kind)
     B, C, D = numbers(at(n, AT_B), kind), numbers(at(n, AT_C), kind), numbers(at(n, AT_D), kind)
-    bias, output, starts = numbers(at(n, AT_BIAS), kind), numbers(at(n, OUTPUT), kind), numbers(at(n, STARTS), kind)
+    bias, output, starts = (
+        numbers(at(n, AT_BIAS), kind),
+        numbers(at(n, OUTPUT), kind),
+        numbers(at(n, STARTS), kind),
+    )
     limits = numbers(at(n, LIMITS), kind)
     low, high = at(limits, 0), at(limits, 1)
     table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
@@ -265,12 +268,16 @@ def _flush(lane_sums, tokens, N, target, stride, per_group, c0, count, gathered)
 
 
 @part
-def _prepare_back(n, kind, t, row, c0, count, N, h, a, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, rows, d_D):
+def _prepare_back(
+    n, kind, t, row, c0, count, N, h, a, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, rows, d_D
+):
     """One token forward again; its s, u and dq go to ``rows``, the gate's gradient to its place."""
     step = lanes(h, ONE)
     limits = numbers(at(n, BACK_LIMITS), kind)
     offset = (row * at(n, TIME) + t) * at(n, CHANNELS) + c0
-    s = _raw(numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count)
+    s = _raw(
+        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count
+    )
     if at(n, SOFTPLUS):
         s = softplus(s)
     s = clamp(s, at(limits, 0), at(limits, 1))
@@ -307,7 +314,9 @@ def _finish_back(n, kind, t, row, c0, count, rows, sums, d_bias):
             du = du + first_lanes(numbers(at(n, BACK_D), kind), c0, count, ONE) * dq
         put_lanes(numbers(at(n, D_U), kind), offset, count, du, ONE)
     d_raw = u * dx + load(sums, step, ONE)
-    raw = _raw(numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count)
+    raw = _raw(
+        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count
+    )
     unclamped = raw
     if at(n, SOFTPLUS):
         unclamped = softplus(raw)

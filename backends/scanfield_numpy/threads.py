@@ -28,7 +28,7 @@ _asked: int | None = None
 WORTH_A_THREAD = 1_000_000
 
 
-def set_num_threads(count: int | None) -> None:
+def set_num_threads(count: Any) -> None:
     """Threads that a call may use; None is one for each CPU that this process may run on."""
     global _asked
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -46,7 +46,13 @@ def get_num_threads() -> int:
 
 
 def run(
-    kernel: Kernel, dtype: str, tasks: int, work: float, memory: int, integers: Sequence[int], arrays: Sequence[Array]
+    kernel: Kernel,
+    dtype: str,
+    tasks: int,
+    work: float,
+    memory: int,
+    integers: Sequence[int],
+    arrays: Sequence[Array],
 ) -> None:
     """A kernel over all tasks, in as many threads as the work (in multiplications) is worth.
 

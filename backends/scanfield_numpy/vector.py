@@ -297,7 +297,7 @@ for _symbol, _instruction in (
     _operator(_symbol, _instruction)
 
 
-def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
+def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
     """The lower and the upper half of a vector."""
     count = value.type.count // 2
     none = ir.Constant(value.type, ir.Undefined)
@@ -305,7 +305,7 @@ def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
     return tuple(
         builder.shuffle_vector(value, none, ir.Constant(order, list(range(start, start + count))))
         for start in (0, count)
-    )  # type: ignore[return-value]  # two of them
+    )
 
 
 @intrinsic
@@ -492,7 +492,8 @@ def clamp(typing: Any, vector: Any, low: Any, high: Any) -> Any:
     """Each lane within [low, high]; a NaN stays."""
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        x, low, high = values[0], *(_splat(builder, value, values[0].type) for value in values[1:])
+        x = values[0]
+        low, high = (_splat(builder, value, x.type) for value in values[1:])
         x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
         return builder.select(builder.fcmp_ordered(">", x, high), high, x)
 
@@ -504,7 +505,8 @@ def within(typing: Any, x: Any, y: Any, low: Any, high: Any) -> Any:
     """y where low <= x <= high, else 0."""
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        x, y, low, high = *values[:2], *(_splat(builder, value, values[0].type) for value in values[2:])
+        x, y = values[0], values[1]
+        low, high = (_splat(builder, value, x.type) for value in values[2:])
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
         return builder.select(inside, y, _constant(y.type, 0.0))
 

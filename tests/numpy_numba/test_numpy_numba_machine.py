@@ -174,6 +174,7 @@ def test_the_cache_on_disk(tmp_path):
 def test_elementary_functions(dtype: str):
     """Within 3 units in the last place of the exact value, at all ends of the range; NaN and infinities as they are."""
     from numba import njit
+
     from scanfield_numpy.vector import ONE, exp, load, numbers, sigmoid, softplus, store
 
     @njit(error_model="numpy")
@@ -185,8 +186,25 @@ def test_elementary_functions(dtype: str):
             store(numbers(to_sigmoid, kind), i, sigmoid(value))
 
     edge = 104.0 if dtype == "float32" else 750.0
-    special = [np.nan, -np.inf, np.inf, 0.0, -0.0, 1e-30, -87.5, -100.1, 88.7, 88.8, 709.7, -744.9, -1e30, 1e30]
-    x = np.concatenate([np.linspace(-edge, edge, 9999), special, np.zeros(16 - (9999 + 14) % 16)]).astype(dtype)
+    special = [
+        np.nan,
+        -np.inf,
+        np.inf,
+        0.0,
+        -0.0,
+        1e-30,
+        -87.5,
+        -100.1,
+        88.7,
+        88.8,
+        709.7,
+        -744.9,
+        -1e30,
+        1e30,
+    ]
+    x = np.concatenate([np.linspace(-edge, edge, 9999), special, np.zeros(16 - (9999 + 14) % 16)]).astype(
+        dtype
+    )
     found = [np.empty_like(x) for _ in range(3)]
     width = 64 // x.itemsize
     fill(x.ctypes.data, *(y.ctypes.data for y in found), x.size, min(width, 4), x.dtype.type(0))

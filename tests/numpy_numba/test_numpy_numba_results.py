@@ -64,7 +64,9 @@ def bounds_of(time: int) -> list[int]:
     return [0, 0, 5, 12, time]
 
 
-def linear(time: int, lanes: int, a_ones: str, b_ones: str, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def linear(
+    time: int, lanes: int, a_ones: str, b_ones: str, packed: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = np.random.default_rng(time + lanes)
     full = {"b": 1 if packed else 3, "t": time, "f": lanes}
 
@@ -117,7 +119,9 @@ def gdn2(time: int, heads: int, vheads: int, K: int, V: int, gates: str, packed:
         "key": draw(rng, batch, time, heads, K) * K**-0.5,
         "value": draw(rng, batch, time, vheads, V),
     }
-    for kind, name, width, sign in zip(gates, ("log_decay", "erase", "write"), (K, K, V), (-1, 1, 1), strict=False):
+    for kind, name, width, sign in zip(
+        gates, ("log_decay", "erase", "write"), (K, K, V), (-1, 1, 1), strict=False
+    ):
         if kind != "-":
             shape = (batch, time, vheads) if kind == "s" else (batch, time, vheads, width)
             inputs[name] = sign * rng.random(shape)
@@ -136,7 +140,14 @@ VARIED = {
     "selective_scan": [
         selective(time, channels, N, layouts, extras, packed)
         for time, channels, N in ((37, 32, 16), (18, 100, 3), (33, 40, 17), (1, 4, 1))
-        for layouts, extras in (("tt", "zDsh"), ("gt", ""), ("cc", "z"), ("gg", "lh"), ("ct", "Dsl"), ("tc", "s"))
+        for layouts, extras in (
+            ("tt", "zDsh"),
+            ("gt", ""),
+            ("cc", "z"),
+            ("gg", "lh"),
+            ("ct", "Dsl"),
+            ("tc", "s"),
+        )
         for packed in (False, True)
         if time > 12 or not packed
     ],
@@ -160,12 +171,17 @@ def test_agrees_with_generic(op: str, reverse: bool):
             given = {name: x.astype(dtype) for name, x in inputs.items()}
             wide = {name: x.astype("float64") for name, x in given.items()}
             rng = np.random.default_rng(7)
-            want, want_pull = scanfield.vjp(function, **wide, **options, reverse=reverse, method="generic.recurrent")
+            want, want_pull = scanfield.vjp(
+                function, **wide, **options, reverse=reverse, method="generic.recurrent"
+            )
             cotangents = [rng.standard_normal(x.shape).astype(dtype) for x in want]
             got, pull = scanfield.vjp(function, **given, **options, reverse=reverse, method=METHOD)
             plain = function(**given, **options, reverse=reverse, method=METHOD)
             pairs = {"output": (got.output, want.output), "state": (got.final_state, want.final_state)}
-            pairs |= {"forward": (plain.output, want.output), "forward's state": (plain.final_state, want.final_state)}
+            pairs |= {
+                "forward": (plain.output, want.output),
+                "forward's state": (plain.final_state, want.final_state),
+            }
             wanted = want_pull(*(x.astype("float64") for x in cotangents))
             pairs |= {name: (x, wanted[name]) for name, x in pull(*cotangents).items()}
             stateless = [{n: x for n, x in each.items() if n != "initial_state"} for each in (given, wide)]
@@ -202,7 +218,12 @@ def test_only_what_is_wanted(op: str):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_not_a_number_and_infinity(dtype: str):
     """What is not finite stays where the token recurrence has it, in lanes, tokens and sums."""
-    for op, name, spot in (("linear_scan", "b", (0, 9, 3)), ("gdn2", "value", (0, 9, 1, 3)), ("selective_scan", "u", (0, 9, 3))):
+    spots = {
+        "linear_scan": ("b", (0, 9, 3)),
+        "gdn2": ("value", (0, 9, 1, 3)),
+        "selective_scan": ("u", (0, 9, 3)),
+    }
+    for op, (name, spot) in spots.items():
         inputs, options = VARIED[op][0]
         for value in (np.nan, np.inf):
             given = {key: x.astype(dtype) for key, x in inputs.items()}
@@ -246,14 +267,14 @@ def test_layouts_of_memory(op: str):
 
 @pytest.mark.parametrize(
     ("dtype", "reason"),
-    [("longdouble", "float64"), ("float16", "float16"), ("complex128", "complex")],
+    [
+        ("longdouble", "kernels are compiled for float32 and float64"),
+        ("float16", "float16"),
+        ("complex128", "complex"),
+    ],
 )
 def test_what_is_declined_says_why(dtype: str, reason: str):
     a = np.full((1, 3, 2), 0.5).astype(dtype)
-    if dtype == "longdouble":
-        with pytest.raises(scanfield.DtypeError, match="longdouble|float128"):
-            scanfield.linear_scan(a, a, method=METHOD)
-        return
     with pytest.raises(scanfield.BackendError, match=reason):
         scanfield.linear_scan(a, a, method=METHOD)
     rows = [row for row in scanfield.explain(scanfield.linear_scan, a, a).rows if row.candidate == METHOD]
