@@ -16,7 +16,8 @@ import os
 from typing import Any
 
 from llvmlite import binding, ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 

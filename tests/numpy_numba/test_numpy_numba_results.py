@@ -277,6 +277,6 @@ def test_what_is_declined_says_why(dtype: str, reason: str):
     a = np.full((1, 3, 2), 0.5).astype(dtype)
     with pytest.raises(scanfield.BackendError, match=reason):
         scanfield.linear_scan(a, a, method=METHOD)
-    rows = [row for row in scanfield.explain(scanfield.linear_scan, a, a).rows if row.candidate == METHOD]
+    rows = [row for row in scanfield.explain(scanfield.linear_scan, a, a).verdicts if row.candidate == METHOD]
     assert rows and not rows[0].taken and reason in rows[0].reason
     assert scanfield.linear_scan(a, a).output.dtype == dtype
