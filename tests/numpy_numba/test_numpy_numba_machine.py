@@ -175,7 +175,7 @@ def test_elementary_functions(dtype: str):
     """Within 3 units in the last place of the exact value, at all ends of the range; NaN and infinities as they are."""
     from numba import njit
 
-    from scanfield_numpy.vector import ONE, exp, load, numbers, sigmoid, softplus, store
+    from scanfield_numpy.vector import ONE, exp, lane_count, load, numbers, sigmoid, softplus, store
 
     @njit(error_model="numpy")
     def fill(x, to_exp, to_softplus, to_sigmoid, count, width, kind):
@@ -206,8 +206,8 @@ def test_elementary_functions(dtype: str):
         dtype
     )
     found = [np.empty_like(x) for _ in range(3)]
-    width = 64 // x.itemsize
-    fill(x.ctypes.data, *(y.ctypes.data for y in found), x.size, min(width, 4), x.dtype.type(0))
+    width = lane_count(x.itemsize)
+    fill(x.ctypes.data, *(y.ctypes.data for y in found), x.size, width, x.dtype.type(0))
     wide = x.astype(np.longdouble)
     with np.errstate(all="ignore"):
         exact = (
