@@ -23,15 +23,20 @@ from scanfield.scans.generic import (
 # elementwise parts: step size, skip, gate
 
 
+def _magnitude(xp: Namespace, x: Array) -> Array:
+    """The absolute value, with slope 0 at 0 for every autodiff (JAX gives that of ``abs`` as 1)."""
+    return xp.maximum(x, -x)
+
+
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + exp(-x)) without overflow."""
-    return xp.exp(xp.minimum(x, xp.zeros_like(x))) / (1 + xp.exp(-xp.abs(x)))
+    return xp.exp(xp.minimum(x, xp.zeros_like(x))) / (1 + xp.exp(-_magnitude(xp, x)))
 
 
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)), exact at both ends: positive down to the smallest number, no threshold."""
     # maximum, not where: at x = 0 autodiff must find the slope 1/2, which it takes as the mean of the two branches.
-    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-_magnitude(xp, x)))
 
 
 def step_sizes(xp: Namespace, raw: Array, use_softplus: bool, low: float, high: float) -> Array:
