@@ -235,7 +235,8 @@ def linear_scan(
     Blelloch, "Prefix sums and their applications" (1990), section 1.4. Half precision goes in and out; the carry is
     float32. A NaN at token t leaves the outputs before t untouched. ``method="generic.blocked"`` runs a long series of
     few lanes in some 3 sqrt(time) steps instead of time; it is the choice for half precision, and limited to
-    coefficients whose product over sqrt(time) tokens neither underflows nor overflows.
+    coefficients whose product over sqrt(time) tokens neither underflows nor overflows. Its blocks are its own: it takes
+    no notice of ``chunk_size`` and keeps some sqrt(time) states for the gradient.
 
     Examples
     --------
