@@ -49,7 +49,7 @@ TESTED = "constraints/tested.txt"
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
 # alone, so that an import of another one cannot go unnoticed.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
-    "numpy": ([], ["peers"]),
+    "numpy": (["numba"], ["peers"]),
     "strict": ([], ["strict"]),
     "torch": (["torch"], ["peers-torch"]),
     "jax": (["jax"], []),
@@ -121,7 +121,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Static types: mypy, strict, over src and backends."""
-    install(session, ["jax", "cli", "plot"], ["typing"])
+    install(session, ["numba", "jax", "cli", "plot"], ["typing"])
     session.run("mypy", *session.posargs)
 
 

@@ -1,0 +1,19 @@
+"""NumPy arrays on the CPU: the scans compiled by numba, one vector register wide."""
+
+from scanfield.dispatch import Candidate, Manifest
+
+MANIFEST = Manifest(
+    library="numpy",
+    requires="numpy",
+    install="pip install 'scanfield[numba]'",
+    candidates=(
+        Candidate(
+            name="numpy.numba",
+            operations=("linear_scan", "selective_scan", "gdn2"),
+            device="cpu",
+            target="scanfield_numpy.implementations:implementation",
+            requires=("numba",),
+            note="compiled on the first call of each operation, verb and dtype",
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+"""How kernels are compiled: once for each dtype, whatever the options, strides and read-only flags of a call are.
+
+``SCANFIELD_CACHE_DIR`` keeps what was compiled on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit, types
+from numba.core import config
+
+from scanfield_numpy.vector import REGISTER_BYTES
+
+# No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+_CACHE = os.environ.get("SCANFIELD_CACHE_DIR", "")
+
+_lock = threading.RLock()
+
+part = njit(**_OPTIONS)
+"""Decorates a function that kernels call."""
+
+
+class Kernel:
+    """A function ``(first, last, block, memory, kind)`` over a range of tasks, compiled for a dtype when first asked for.
+
+    ``block`` is the address of int64: sizes and flags, then the addresses of arrays; ``memory`` that of the range's own
+    memory; ``kind`` any number of the dtype. Addresses keep what is compiled small: an array is seven arguments.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+        self._compiled: dict[str, Any] = {}
+        self.__doc__ = function.__doc__
+
+    def __call__(self, dtype: str) -> Callable[..., None]:
+        """The compiled function for ``"float32"`` or ``"float64"``."""
+        found = self._compiled.get(dtype)
+        if found is None:
+            with _lock:
+                found = self._compiled.get(dtype)
+                if found is None:
+                    found = self._compiled[dtype] = self._compile(dtype)
+        return found  # type: ignore[no-any-return]  # numba ships no types
+
+    def _compile(self, dtype: str) -> Any:
+        if _CACHE:
+            config.CACHE_DIR = os.path.join(_CACHE, f"vector{REGISTER_BYTES}")
+        compiled = njit(cache=bool(_CACHE), **_OPTIONS)(self._function)
+        compiled.compile((types.int64,) * 4 + (getattr(types, dtype),))
+        compiled.disable_compile()
+        return compiled
+
+
+kernel = Kernel
+"""Decorates the function of a ``Kernel``."""

@@ -1,0 +1,94 @@
+"""What the kernels of all scans are given: flat arrays, and a table of the sequences."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy
+
+from scanfield.dispatch import Call
+from scanfield_numpy.vector import lane_count
+
+Array = Any
+
+COLUMNS = 5
+"""Of the table: row of the batch, first token, token after the last, first saved state, place in partial sums."""
+
+
+class Sequences(NamedTuple):
+    """The sequences of a call: rows of a batch, or parts of a pack."""
+
+    table: Array
+    number: int
+    states: int
+    """How many states are saved."""
+    empty: tuple[int, ...]
+
+
+def sequences(batch: int, time: int, bounds: tuple[int, ...] | None, chunk: int) -> Sequences:
+    """The table of a call whose state is saved every ``chunk`` tokens."""
+    if bounds is None:
+        each = -(-time // chunk)
+        table = numpy.zeros((batch, COLUMNS), numpy.int64)
+        table[:, 0] = table[:, 4] = numpy.arange(batch)
+        table[:, 2] = time
+        table[:, 3] = numpy.arange(batch) * each
+        return Sequences(table.reshape(-1), batch, batch * each, () if time else tuple(range(batch)))
+    table = numpy.zeros((len(bounds) - 1, COLUMNS), numpy.int64)
+    saved = 0
+    for i, (first, last) in enumerate(pairwise(bounds)):
+        table[i] = 0, first, last, saved, i
+        saved += -(-(last - first) // chunk)
+    empty = tuple(i for i, (first, last) in enumerate(pairwise(bounds)) if first == last)
+    return Sequences(table.reshape(-1), len(table), saved, empty)
+
+
+def flat(array: Array | None, dtype: str) -> Array:
+    """An array as a kernel takes it: flat, contiguous, in ``dtype``; zero-size for one that is absent.
+
+    Copies only what does not lie so already.
+    """
+    if array is None:
+        return _ABSENT[dtype]
+    return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1)
+
+
+_ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
+
+
+def lanes_of(dtype: str) -> int:
+    """Numbers in one vector register."""
+    return lane_count(numpy.dtype(dtype).itemsize)
+
+
+def width(array: Array | None) -> int:
+    """Of an array's last axis; 0 for one that is absent."""
+    return 0 if array is None else int(array.shape[-1])
+
+
+def stride(array: Array, axis: int) -> int:
+    """Numbers from one element to the next along an axis of a contiguous array; 0 along an axis of size 1."""
+    if array.shape[axis] == 1:
+        return 0
+    step = 1
+    for size in array.shape[axis + 1 :]:
+        step *= size
+    return step
+
+
+def reason_against(call: Call, index: int) -> str | None:
+    """Why a call's arrays cannot be handed to a kernel; ``index`` is the place of ``cu_seqlens``."""
+    bounds = call.arrays[index]
+    if bounds is not None and not isinstance(bounds, tuple):
+        return "cu_seqlens: its values are not on the host"
+    for i, array in enumerate(call.arrays):
+        if i == index or array is None:
+            continue
+        if array.dtype.kind == "c":
+            return f"dtype {array.dtype.name}: complex numbers are left to the generic code"
+        if array.dtype.name not in _ABSENT:
+            return f"dtype {array.dtype.name}: kernels are compiled for float32 and float64"
+        if array.dtype.name != call.compute or not array.dtype.isnative:
+            return f"dtype {array.dtype.str}: kernels take all arrays in the machine's own {call.compute}"
+    return None

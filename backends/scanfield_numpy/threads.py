@@ -1,0 +1,107 @@
+"""One pool of threads that all kernels share.
+
+A kernel runs a range of independent tasks without the interpreter's lock. What a task computes, and where it writes,
+depends on the shapes alone, so a result is the same for every number of threads. No OpenMP: its runtime aborts a forked
+child and spins between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy
+
+from scanfield_numpy.compiling import Kernel
+
+Array = Any
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+_asked: int | None = None
+
+# Below so many multiplications a second thread costs more than it takes over (waking it takes some 35 us).
+WORTH_A_THREAD = 1_000_000
+
+
+def set_num_threads(count: Any) -> None:
+    """Threads that a call may use; None is one for each CPU that this process may run on."""
+    global _asked
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(f"count: {count!r}; allowed is an integer of at least 1, or None")
+    _asked = count
+
+
+def get_num_threads() -> int:
+    """Threads that a call may use now."""
+    if _asked is not None:
+        return _asked
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(
+    kernel: Kernel,
+    dtype: str,
+    tasks: int,
+    work: float,
+    memory: int,
+    integers: Sequence[int],
+    arrays: Sequence[Array],
+) -> None:
+    """A kernel over all tasks, in as many threads as the work (in multiplications) is worth.
+
+    ``memory`` is the number of numbers that a range of tasks needs for itself; ``arrays`` are contiguous.
+    """
+    if not tasks:
+        return
+    compiled = kernel(dtype)
+    kind = numpy.dtype(dtype).type(0)
+    # (``ctypes.data`` takes twice as long as this.)
+    block = numpy.array([*integers, *(array.__array_interface__["data"][0] for array in arrays)], numpy.int64)
+    place = block.__array_interface__["data"][0]
+    count = max(1, min(tasks, int(work // WORTH_A_THREAD)))
+    if count > 1:
+        count = min(count, get_num_threads())
+
+    def ranged(first: int, last: int) -> None:
+        own = numpy.empty(memory * kind.itemsize + 64, numpy.uint8)
+        address = own.__array_interface__["data"][0]
+        compiled(first, last, place, address + -address % 64, kind)
+
+    if count == 1:
+        ranged(0, tasks)
+        return
+    bounds = [tasks * i // count for i in range(count + 1)]
+    pool = _workers(count - 1)
+    waiting = [pool.submit(ranged, bounds[i], bounds[i + 1]) for i in range(1, count)]
+    try:
+        ranged(0, bounds[1])
+    finally:
+        for future in waiting:
+            future.result()
+
+
+def _workers(count: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size < count:
+            # A smaller pool may still be in use by another caller: it ends with its last task.
+            _pool, _pool_size = ThreadPoolExecutor(count, thread_name_prefix="scanfield"), count
+        return _pool
+
+
+def _after_fork() -> None:
+    """A forked child has none of its parent's threads, and the lock may be held by one of them."""
+    global _lock, _pool, _pool_size
+    _lock = threading.Lock()
+    _pool, _pool_size = None, 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

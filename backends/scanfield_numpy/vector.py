@@ -1,0 +1,514 @@
+"""Vectors of one, two or four registers as a type of numba's, so that a kernel says itself what is SIMD.
+
+numba leaves vectorisation to LLVM's loop passes, which depend on what they can prove about aliases; here a load is a
+load of a whole register. Glossary: a *place* is a pointer to numbers, and offsets from it count numbers. A *tag* is a
+tuple whose length is the number of registers of a vector: ``ONE``, ``TWO``, ``FOUR``.
+
+The arithmetic may fuse a product and a sum, and may do nothing else: NaN, infinities, signed zeros and subnormal
+numbers come out as IEEE 754 says.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+ONE = (0,)
+TWO = (0, 0)
+FOUR = (0, 0, 0, 0)
+
+_FUSED = ("contract",)
+
+
+def _host_features() -> dict[str, bool]:
+    return dict(binding.get_host_cpu_features())
+
+
+def _register_bytes() -> int:
+    """Of this machine's vector registers; ``SCANFIELD_VECTOR_BYTES`` (16, 32 or 64) says otherwise."""
+    asked = os.environ.get("SCANFIELD_VECTOR_BYTES", "")
+    if asked:
+        if asked not in ("16", "32", "64"):
+            raise ValueError(f"SCANFIELD_VECTOR_BYTES: {asked!r}; allowed are 16, 32 and 64")
+        return int(asked)
+    features = _host_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx") else 16
+
+
+REGISTER_BYTES = _register_bytes()
+# One instruction scales by a power of two, subnormal results and overflow included.
+_SCALES = REGISTER_BYTES == 64 and _host_features().get("avx512f", False)
+
+
+class Vector(types.Type):  # type: ignore[misc]  # numba ships no types
+    """So many numbers of one floating type, side by side in registers."""
+
+    def __init__(self, dtype: Any, width: int) -> None:
+        self.dtype = dtype
+        self.width = width
+        super().__init__(name=f"Vector({dtype}, {width})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # numba ships no types
+    def __init__(self, manager: Any, kind: Any) -> None:
+        element = manager.lookup(kind.dtype).get_value_type()
+        super().__init__(manager, kind, ir.VectorType(element, kind.width))
+
+
+def lane_count(itemsize: int) -> int:
+    """Numbers of this size in one register."""
+    return REGISTER_BYTES // itemsize
+
+
+def _vector_type(dtype: Any, tag: Any) -> Vector:
+    return Vector(dtype, len(tag) * lane_count(dtype.bitwidth // 8))
+
+
+def _llvm(kind: Vector) -> Any:
+    return ir.VectorType(ir.FloatType() if kind.dtype.bitwidth == 32 else ir.DoubleType(), kind.width)
+
+
+def _constant(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _suffix(kind: Any) -> str:
+    names = {"float": "f32", "double": "f64", "i32": "i32", "i64": "i64"}
+    return f"v{kind.count}{names[str(kind.element)]}"
+
+
+def _vector_address(builder: Any, place: Any, offset: Any, vector: Any) -> Any:
+    return builder.bitcast(builder.gep(place, [offset]), _llvm(vector).as_pointer())
+
+
+def _splat(builder: Any, value: Any, kind: Any) -> Any:
+    single = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    order = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
+    return builder.shuffle_vector(single, ir.Constant(kind, ir.Undefined), order)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# memory
+
+
+@intrinsic
+def lanes(typing: Any, place: Any, tag: Any) -> Any:
+    """Numbers in a vector of this tag and the place's dtype, a constant."""
+    width = _vector_type(place.dtype, tag).width
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return ir.Constant(ir.IntType(64), width)
+
+    return types.int64(place, tag), generate
+
+
+@intrinsic
+def at(typing: Any, place: Any, offset: Any) -> Any:
+    """One number."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return builder.load(builder.gep(values[0], [values[1]]), align=place.dtype.bitwidth // 8)
+
+    return place.dtype(place, types.int64), generate
+
+
+@intrinsic
+def put(typing: Any, place: Any, offset: Any, number: Any) -> Any:
+    """Write one number."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        builder.store(values[2], builder.gep(values[0], [values[1]]), align=place.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, place.dtype), generate
+
+
+@intrinsic
+def load(typing: Any, place: Any, offset: Any, tag: Any) -> Any:
+    """A vector."""
+    vector = _vector_type(place.dtype, tag)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        return builder.load(pointer, align=place.dtype.bitwidth // 8)
+
+    return vector(place, types.int64, tag), generate
+
+
+@intrinsic
+def store(typing: Any, place: Any, offset: Any, vector: Any) -> Any:
+    """Write a vector."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        builder.store(values[2], pointer, align=place.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, vector), generate
+
+
+def _first_lanes(builder: Any, count: Any, width: int) -> Any:
+    kind = ir.VectorType(ir.IntType(32), width)
+    short = _splat(builder, builder.trunc(count, ir.IntType(32)), kind)
+    return builder.icmp_signed("<", ir.Constant(kind, list(range(width))), short)
+
+
+@intrinsic
+def load_first(typing: Any, place: Any, offset: Any, count: Any, tag: Any) -> Any:
+    """A vector of ``count`` numbers; zeros in the other lanes, whose memory is not read."""
+    vector = _vector_type(place.dtype, tag)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        kind = _llvm(vector)
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        mask = _first_lanes(builder, values[2], vector.width)
+        shape = ir.FunctionType(kind, [pointer.type, ir.IntType(32), mask.type, kind])
+        name = f"llvm.masked.load.{_suffix(kind)}.p0"
+        function = cgutils.get_or_insert_function(builder.module, shape, name)
+        align = ir.Constant(ir.IntType(32), place.dtype.bitwidth // 8)
+        return builder.call(function, [pointer, align, mask, ir.Constant(kind, None)])
+
+    return vector(place, types.int64, types.int64, tag), generate
+
+
+@intrinsic
+def store_first(typing: Any, place: Any, offset: Any, count: Any, vector: Any) -> Any:
+    """Write the first ``count`` numbers of a vector."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        kind = _llvm(vector)
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        mask = _first_lanes(builder, values[2], vector.width)
+        shape = ir.FunctionType(ir.VoidType(), [kind, pointer.type, ir.IntType(32), mask.type])
+        name = f"llvm.masked.store.{_suffix(kind)}.p0"
+        function = cgutils.get_or_insert_function(builder.module, shape, name)
+        align = ir.Constant(ir.IntType(32), place.dtype.bitwidth // 8)
+        builder.call(function, [values[3], pointer, align, mask])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, types.int64, vector), generate
+
+
+@intrinsic
+def integers(typing: Any, address: Any) -> Any:
+    """A place of int64, from its address."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic
+def numbers(typing: Any, address: Any, kind: Any) -> Any:
+    """A place of numbers of the type of ``kind``, from its address."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(kind).as_pointer())
+
+    return types.CPointer(kind)(types.int64, kind), generate
+
+
+@intrinsic
+def shifted(typing: Any, place: Any, offset: Any) -> Any:
+    """The place so many numbers further on."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return builder.gep(values[0], [values[1]])
+
+    return place(place, types.int64), generate
+
+
+@intrinsic
+def zero(typing: Any, place: Any) -> Any:
+    """0 in the place's dtype."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return context.get_constant(place.dtype, 0)
+
+    return place.dtype(place), generate
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# arithmetic
+
+
+@intrinsic
+def zeros(typing: Any, place: Any, tag: Any) -> Any:
+    """0, in the place's dtype, in every lane."""
+    vector = _vector_type(place.dtype, tag)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return ir.Constant(_llvm(vector), None)
+
+    return vector(place, tag), generate
+
+
+@intrinsic
+def splat(typing: Any, place: Any, number: Any, tag: Any) -> Any:
+    """One number, in the place's dtype, in every lane."""
+    vector = _vector_type(place.dtype, tag)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return _splat(builder, values[1], _llvm(vector))
+
+    return vector(place, place.dtype, tag), generate
+
+
+def _operator(symbol: Any, instruction: str) -> None:
+    class Template(AbstractTemplate):  # type: ignore[misc]  # numba ships no types
+        def generic(self, args: Any, keywords: Any) -> Any:
+            left, right = args
+            if isinstance(left, Vector) and right in (left, left.dtype):
+                return signature(left, left, right)
+            if isinstance(right, Vector) and left == right.dtype:
+                return signature(right, left, right)
+            return None
+
+    infer_global(symbol)(Template)
+
+    def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        kind = _llvm(sig.return_type)
+        wide = [
+            value if isinstance(given, Vector) else _splat(builder, value, kind)
+            for given, value in zip(sig.args, values, strict=True)
+        ]
+        return getattr(builder, instruction)(*wide, flags=_FUSED)
+
+    lower_builtin(symbol, Vector, Vector)(lower)
+    lower_builtin(symbol, Vector, types.Float)(lower)
+    lower_builtin(symbol, types.Float, Vector)(lower)
+
+
+for _symbol, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _operator(_symbol, _instruction)
+
+
+def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
+    """The lower and the upper half of a vector."""
+    count = value.type.count // 2
+    none = ir.Constant(value.type, ir.Undefined)
+    order = ir.VectorType(ir.IntType(32), count)
+    return tuple(
+        builder.shuffle_vector(value, none, ir.Constant(order, list(range(start, start + count))))
+        for start in (0, count)
+    )
+
+
+@intrinsic
+def fold(typing: Any, vector: Any) -> Any:
+    """The registers of a vector added up to one register."""
+    width = lane_count(vector.dtype.bitwidth // 8)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        value = values[0]
+        while value.type.count > width:
+            value = builder.fadd(*_halves(builder, value))
+        return value
+
+    return Vector(vector.dtype, width)(vector), generate
+
+
+@intrinsic
+def total(typing: Any, vector: Any) -> Any:
+    """The sum of all lanes, by halves."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        value = values[0]
+        while value.type.count > 1:
+            value = builder.fadd(*_halves(builder, value))
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vector.dtype(vector), generate
+
+
+@intrinsic
+def totals(typing: Any, place: Any, offset: Any) -> Any:
+    """The sums of as many registers as a register has lanes, which lie one after the other, in one register."""
+    vector = _vector_type(place.dtype, ONE)
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        width = vector.width
+        word = ir.IntType(64)
+        rows = [
+            builder.load(
+                _vector_address(
+                    builder, values[0], builder.add(values[1], ir.Constant(word, i * width)), vector
+                ),
+                align=place.dtype.bitwidth // 8,
+            )
+            for i in range(width)
+        ]
+        order = ir.VectorType(ir.IntType(32), width)
+        even, odd = (ir.Constant(order, list(range(start, 2 * width, 2))) for start in (0, 1))
+        while len(rows) > 1:
+            rows = [
+                builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+                for a, b in zip(rows[::2], rows[1::2], strict=True)
+            ]
+        return rows[0]
+
+    return vector(place, types.int64), generate
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# elementary functions
+
+_LOG2_HIGH = {32: 0.693145751953125, 64: 6.93147180369123816490e-01}
+_LOG2_LOW = {32: 1.42860682030941723212e-6, 64: 1.90821492927058770002e-10}
+# Beyond these exp is 0 or infinity; between them the power of two splits into two that are normal numbers.
+_LOWEST = {32: -104.0, 64: -746.0}
+_HIGHEST = {32: 89.0, 64: 710.0}
+_EXP_DEGREE = {32: 7, 64: 13}
+_LOG_TERMS = {32: 8, 64: 17}
+
+
+def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c"""
+    return builder.fadd(builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
+
+
+def _call(builder: Any, name: str, *values: Any) -> Any:
+    kind = values[0].type
+    shape = ir.FunctionType(kind, [value.type for value in values])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, shape, f"llvm.{name}.{_suffix(kind)}"), values
+    )
+
+
+def _bits(kind: Any) -> int:
+    return 32 if isinstance(kind.element, ir.FloatType) else 64
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """exp to one unit in the last place, subnormal results included."""
+    kind = x.type
+    bits = _bits(kind)
+    low, high = _constant(kind, _LOWEST[bits]), _constant(kind, _HIGHEST[bits])
+    # In this order of operands a NaN passes.
+    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+    n = _call(builder, "rint", builder.fmul(x, _constant(kind, 1 / math.log(2))))
+    r = _fused(builder, n, _constant(kind, -_LOG2_HIGH[bits]), x)
+    r = _fused(builder, n, _constant(kind, -_LOG2_LOW[bits]), r)
+    degree = _EXP_DEGREE[bits]
+    p = _constant(kind, 1 / math.factorial(degree))
+    for power in range(degree - 1, 1, -1):
+        p = _fused(builder, p, r, _constant(kind, 1 / math.factorial(power)))
+    one = _constant(kind, 1.0)
+    p = _fused(builder, _fused(builder, p, r, one), r, one)
+    if _SCALES and kind.count * bits == 512:
+        return _scaled(builder, p, n)
+    word = ir.IntType(bits)
+    whole = ir.VectorType(word, kind.count)
+    # NaN has no whole part: 0 stands for it, and p is NaN anyway.
+    n = builder.select(builder.fcmp_ordered("ord", n, n), n, _constant(kind, 0.0))
+    n = builder.fptosi(n, whole)
+    first = builder.ashr(n, _constant(whole, 1))
+    for part in (first, builder.sub(n, first)):
+        mantissa, bias = (23, 127) if bits == 32 else (52, 1023)
+        power = builder.shl(builder.add(part, _constant(whole, bias)), _constant(whole, mantissa))
+        p = builder.fmul(p, builder.bitcast(power, kind))
+    return p
+
+
+def _scaled(builder: Any, p: Any, n: Any) -> Any:
+    """p 2^n by AVX-512's instruction."""
+    kind = p.type
+    letter, mask = ("ps", ir.IntType(16)) if _bits(kind) == 32 else ("pd", ir.IntType(8))
+    shape = ir.FunctionType(kind, [kind, kind, kind, mask, ir.IntType(32)])
+    function = cgutils.get_or_insert_function(
+        builder.module, shape, f"llvm.x86.avx512.mask.scalef.{letter}.512"
+    )
+    nearest = ir.Constant(ir.IntType(32), 4)
+    return builder.call(function, [p, n, p, ir.Constant(mask, -1), nearest])
+
+
+def _log1p_small(builder: Any, y: Any) -> Any:
+    """log(1 + y) for y in [0, 1]: t (1 + r^2/3 + r^4/5 + ...) with t = 2 y / (2 + y) and r = t / 2"""
+    kind = y.type
+    t = builder.fdiv(builder.fadd(y, y), builder.fadd(y, _constant(kind, 2.0)))
+    r = builder.fmul(t, _constant(kind, 0.5))
+    square = builder.fmul(r, r)
+    terms = _LOG_TERMS[_bits(kind)]
+    p = _constant(kind, 1 / (2 * terms + 1))
+    for i in range(terms - 1, 0, -1):
+        p = _fused(builder, p, square, _constant(kind, 1 / (2 * i + 1)))
+    return _fused(builder, builder.fmul(t, square), p, t)
+
+
+def _fall(builder: Any, x: Any) -> Any:
+    """exp(-|x|)"""
+    return _exp(builder, builder.fneg(_call(builder, "fabs", x)))
+
+
+def _softplus(builder: Any, x: Any) -> Any:
+    """max(x, 0) + log1p(exp(-|x|))"""
+    zero = _constant(x.type, 0.0)
+    positive = builder.select(builder.fcmp_ordered("<", x, zero), zero, x)
+    return builder.fadd(positive, _log1p_small(builder, _fall(builder, x)))
+
+
+def _sigmoid(builder: Any, x: Any) -> Any:
+    """1 / (1 + exp(-x)), from exp(-|x|)"""
+    one = _constant(x.type, 1.0)
+    e = _fall(builder, x)
+    top = builder.select(builder.fcmp_ordered("<", x, _constant(x.type, 0.0)), e, one)
+    return builder.fdiv(top, builder.fadd(e, one))
+
+
+def _elementary(code: Any, name: str, about: str) -> Any:
+    def function(typing: Any, vector: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            return code(builder, values[0])
+
+        return vector(vector), generate
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = about
+    return intrinsic(function)
+
+
+exp = _elementary(_exp, "exp", "The exponential.")
+softplus = _elementary(_softplus, "softplus", "log(1 + exp(x)) without overflow or threshold.")
+sigmoid = _elementary(_sigmoid, "sigmoid", "1 / (1 + exp(-x)) without overflow.")
+
+
+@intrinsic
+def clamp(typing: Any, vector: Any, low: Any, high: Any) -> Any:
+    """Each lane within [low, high]; a NaN stays."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        x = values[0]
+        low, high = (_splat(builder, value, x.type) for value in values[1:])
+        x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+        return builder.select(builder.fcmp_ordered(">", x, high), high, x)
+
+    return vector(vector, vector.dtype, vector.dtype), generate
+
+
+@intrinsic
+def within(typing: Any, x: Any, y: Any, low: Any, high: Any) -> Any:
+    """y where low <= x <= high, else 0."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        x, y = values[0], values[1]
+        low, high = (_splat(builder, value, x.type) for value in values[2:])
+        inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
+        return builder.select(inside, y, _constant(y.type, 0.0))
+
+    return x(x, x, x.dtype, x.dtype), generate

@@ -1,0 +1,223 @@
+"""Threads, forks, vector widths, compiled signatures and the cache of the compiled scans; the vectors' own functions."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from processes import python
+
+import scanfield
+
+pytest.importorskip("numba")
+
+pytestmark = pytest.mark.backend("numpy")
+
+METHOD = "numpy.numba"
+
+
+def calls() -> dict[str, dict[str, np.ndarray]]:
+    """Work enough for several threads."""
+    rng = np.random.default_rng(0)
+    time = 256
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.random(shape, dtype=np.float32)
+
+    return {
+        "linear_scan": {"a": draw(3, time, 2100), "b": draw(1, time, 2100)},
+        "selective_scan": {
+            "u": draw(2, time, 200),
+            "delta": draw(2, time, 200),
+            "A": -draw(200, 5),
+            "B": draw(2, time, 5),
+            "C": draw(2, time, 5),
+        },
+        "gdn2": {
+            "query": draw(1, time, 3, 40),
+            "key": draw(1, time, 3, 40) / 40,
+            "value": draw(1, time, 6, 70),
+            "log_decay": -draw(1, time, 6, 40),
+            "erase": draw(1, time, 6),
+        },
+    }
+
+
+def everything(op: str) -> list[np.ndarray]:
+    result, pull = scanfield.vjp(getattr(scanfield, op), **calls()[op], method=METHOD)
+    return [*result, *pull(np.ones_like(result.output), np.ones_like(result.final_state)).values()]
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
+def test_the_same_bits_for_every_number_of_threads(op: str):
+    from scanfield_numpy import threads
+
+    try:
+        threads.set_num_threads(1)
+        want = everything(op)
+        for count in (2, 3, 5):
+            threads.set_num_threads(count)
+            assert threads.get_num_threads() == count
+            for x, y in zip(everything(op), want, strict=True):
+                assert x.tobytes() == y.tobytes()
+    finally:
+        threads.set_num_threads(None)
+
+
+def test_threads_follow_the_affinity():
+    from scanfield_numpy import threads
+
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system knows no affinity")
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert threads.get_num_threads() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert threads.get_num_threads() == len(before)
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match="count"):
+            threads.set_num_threads(wrong)
+
+
+def test_callers_in_several_threads():
+    want = everything("gdn2")
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: everything("gdn2"), range(8)):
+            assert all(np.array_equal(x, y) for x, y in zip(found, want, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_has_threads_of_its_own():
+    python(
+        """
+        import os, warnings
+        import numpy, scanfield
+        from scanfield_numpy import threads
+        threads.set_num_threads(3)
+        a = numpy.full((4, 512, 1100), 0.5, numpy.float32)
+        want = scanfield.linear_scan(a, a, method="numpy.numba").output
+        assert threads._pool is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn that a process with threads forks
+            child = os.fork()
+        if child == 0:
+            same = numpy.array_equal(scanfield.linear_scan(a, a, method="numpy.numba").output, want)
+            os._exit(0 if same else 3)
+        assert os.waitpid(child, 0)[1] == 0
+        assert numpy.array_equal(scanfield.linear_scan(a, a, method="numpy.numba").output, want)
+        """
+    )
+
+
+WIDTHS = """
+import numpy as np
+from golden_adapter import scan_cases
+import scanfield
+from scanfield_numpy import vector
+assert vector.REGISTER_BYTES == {width}, vector.REGISTER_BYTES
+for call in scan_cases():
+    if any(x.dtype.kind == "c" for x in call.inputs.values()):
+        continue
+    given = {{n: x.astype("float32") for n, x in call.inputs.items()}}
+    result, pull = scanfield.vjp(getattr(scanfield, call.case.op), **given, **call.options, method="numpy.numba")
+    cotangents = [call.case.cotangents[n].astype("float32") for n in ("output", "final_state")]
+    found = {{"expected/output": result.output, "expected/final_state": result.final_state}}
+    found |= {{f"gradient/{{n}}": x for n, x in pull(*cotangents).items()}}
+    for key, x in found.items():
+        assert call.case.error(key, x, "float32") <= 1, (call.case.name, key)
+"""
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_golden_cases_at_forced_vector_widths(width: int):
+    """4, 8 and 16 numbers of float32."""
+    python(WIDTHS.format(width=width), SCANFIELD_VECTOR_BYTES=str(width))
+
+
+def test_one_compiled_signature_for_each_dtype():
+    """Options, absent arrays, read-only flags and strides compile nothing anew."""
+    from scanfield_numpy import gated_delta_kernels as kernels
+
+    rng = np.random.default_rng(0)
+    query = rng.random((1, 5, 2, 3))
+    gate = -rng.random((1, 5, 2))
+    scanfield.gdn2(query, query, query, method=METHOD)
+    found = kernels.forward("float64")
+    scanfield.gdn2(query, query, query, gate, -gate, method=METHOD)
+    frozen = np.broadcast_to(query[:, :1], query.shape)
+    scanfield.gdn2(frozen, query[..., ::-1], query, gate, reverse=True, cu_seqlens=[0, 2, 5], method=METHOD)
+    assert kernels.forward("float64") is found
+    assert len(found.signatures) == 1
+
+
+CACHE = """
+import sys
+import numpy as np, scanfield
+from scanfield_numpy import linear_kernels as kernels
+a = np.full((1, 3, 2), 0.5, np.float32)
+assert scanfield.linear_scan(a, np.ones_like(a), method="numpy.numba").output[0, 2, 0] == 1.75
+print(sum(kernels.forward("float32").stats.cache_hits.values()))
+"""
+
+
+def test_the_cache_on_disk(tmp_path):
+    assert python(CACHE, SCANFIELD_CACHE_DIR=str(tmp_path)).split() == ["0"]
+    assert any(tmp_path.rglob("*.nbi"))
+    assert python(CACHE, SCANFIELD_CACHE_DIR=str(tmp_path)).split() == ["1"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_elementary_functions(dtype: str):
+    """Within 3 units in the last place of the exact value, at all ends of the range; NaN and infinities as they are."""
+    from numba import njit
+
+    from scanfield_numpy.vector import ONE, exp, lane_count, load, numbers, sigmoid, softplus, store
+
+    @njit(error_model="numpy")
+    def fill(x, to_exp, to_softplus, to_sigmoid, count, width, kind):
+        for i in range(0, count, width):
+            value = load(numbers(x, kind), i, ONE)
+            store(numbers(to_exp, kind), i, exp(value))
+            store(numbers(to_softplus, kind), i, softplus(value))
+            store(numbers(to_sigmoid, kind), i, sigmoid(value))
+
+    edge = 104.0 if dtype == "float32" else 750.0
+    special = [
+        np.nan,
+        -np.inf,
+        np.inf,
+        0.0,
+        -0.0,
+        1e-30,
+        -87.5,
+        -100.1,
+        88.7,
+        88.8,
+        709.7,
+        -744.9,
+        -1e30,
+        1e30,
+    ]
+    x = np.concatenate([np.linspace(-edge, edge, 9999), special, np.zeros(16 - (9999 + 14) % 16)]).astype(
+        dtype
+    )
+    found = [np.empty_like(x) for _ in range(3)]
+    width = lane_count(x.itemsize)
+    fill(x.ctypes.data, *(y.ctypes.data for y in found), x.size, width, x.dtype.type(0))
+    wide = x.astype(np.longdouble)
+    with np.errstate(all="ignore"):
+        exact = (
+            np.exp(wide),
+            np.maximum(wide, 0) + np.log1p(np.exp(-np.abs(wide))),
+            np.where(wide < 0, np.exp(np.minimum(wide, 0)), 1) / (1 + np.exp(-np.abs(wide))),
+        )
+        for got, want in zip(found, exact, strict=True):
+            rounded = want.astype(dtype)
+            finite = np.isfinite(rounded)
+            assert np.array_equal(got[~finite], rounded[~finite], equal_nan=True)
+            error = np.abs(got[finite] - want[finite]) / np.spacing(np.abs(rounded[finite]))
+            assert error.max() <= 3
