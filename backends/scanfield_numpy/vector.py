@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import platform
 from typing import Any
 
 from llvmlite import binding, ir
@@ -44,6 +45,8 @@ def _register_bytes() -> int:
 
 
 REGISTER_BYTES = _register_bytes()
+REGISTERS = 32 if _host_features().get("avx512vl", platform.machine() in ("aarch64", "arm64")) else 16
+"""How many there are."""
 # One instruction scales by a power of two, subnormal results and overflow included.
 _SCALES = REGISTER_BYTES == 64 and _host_features().get("avx512f", False)
 
@@ -196,6 +199,21 @@ def store_first(typing: Any, place: Any, offset: Any, count: Any, vector: Any) -
         return context.get_dummy_value()
 
     return types.void(place, types.int64, types.int64, vector), generate
+
+
+@intrinsic
+def fetch(typing: Any, place: Any, offset: Any) -> Any:
+    """Have the cache line at an offset ready soon; nothing happens where no memory is."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        word = ir.IntType(32)
+        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+        shape = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(function, [pointer, *(ir.Constant(word, x) for x in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64), generate
 
 
 @intrinsic
