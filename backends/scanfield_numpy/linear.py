@@ -7,6 +7,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import linear_kernels as kernels
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.memory import fresh
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: a chunk's rebuilt states fit in cache.
@@ -127,9 +128,9 @@ def _forward(
     batch, time, width = shape
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
-    output = numpy.empty(shape if want_output else (0,), dtype)
-    last = numpy.empty((plan.number, width), dtype)
-    starts = numpy.empty((plan.states, width) if chunk else (0,), dtype)
+    output = fresh(shape if want_output else (0,), dtype)
+    last = fresh((plan.number, width), dtype)
+    starts = fresh((plan.states, width) if chunk else (0,), dtype)
     if 0 in (batch, width):
         return output, last, starts
     lanes = kernels.BLOCK * lanes_of(dtype)
