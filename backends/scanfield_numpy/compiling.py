@@ -21,7 +21,7 @@ _CACHE = os.environ.get("SCANFIELD_CACHE_DIR", "")
 
 _lock = threading.RLock()
 
-part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True,  **_OPTIONS)
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
 """Decorates a function that kernels call."""
 
 

@@ -1,4 +1,4 @@
-"""Memory for large results, kept from one call to the next.
+"""Memory for large results, aligned to registers and kept from one call to the next.
 
 The system clears every page of a new large array when it is first written, which takes longer than a scan that runs at
 the speed of memory. So the memory of a large result comes back here when the array and all its views and exports
@@ -15,10 +15,16 @@ from typing import Any
 
 import numpy
 
+from scanfield_numpy.vector import REGISTER_BYTES
+
 Array = Any
+
+_NAMES = getattr(os, "sysconf_names", {})
 
 SMALLEST = 1 << 20
 """Bytes; a smaller array is numpy's own, whose allocator keeps small pieces itself."""
+LAST_CACHE = (os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in _NAMES else 0) or 32 << 20
+"""Bytes of the last level of cache."""
 _ALIGNED = 64
 # A larger array takes a block at most so much larger than itself.
 _FIT = 1.25
@@ -116,11 +122,17 @@ def cleared(shape: int | tuple[int, ...], dtype: Any) -> Array:
     return _array(shape, dtype, numpy.zeros)
 
 
+def past_cache(array: Array) -> bool:
+    """Whether an array is best written past the cache: it is larger, and its rows begin where registers do."""
+    address = array.__array_interface__["data"][0]
+    return bool(array.nbytes > LAST_CACHE and (address | array.strides[-2]) % REGISTER_BYTES == 0)
+
+
 def _array(shape: int | tuple[int, ...], dtype: Any, make: Callable[..., Array]) -> Array:
     kind = numpy.dtype(dtype)
     axes = (shape,) if isinstance(shape, int) else tuple(shape)
     size = prod(axes) * kind.itemsize
-    if not SMALLEST <= size <= pool.limit:
+    if size < SMALLEST:
         return make(axes, kind)
     block = pool.take(size + _ALIGNED)
     waited = block is not None

@@ -100,7 +100,8 @@ def test_no_more_is_held_than_the_limit(pool: Any):
     assert pool.held > pool.limit // 2
     assert {address(x) for x in [memory.fresh(LARGE, "float32") for _ in range(4)]} == last
     huge = memory.fresh((pool.limit + 1,), "uint8")
-    assert huge.flags.owndata
+    del huge
+    assert pool.held <= pool.limit
 
 
 def test_a_pool_in_use_is_left_alone(pool: Any):
@@ -170,14 +171,14 @@ def test_a_forked_child_starts_with_an_empty_pool():
 LIMIT = """
 from scanfield_numpy import memory
 x = memory.fresh((memory.SMALLEST,), "float32")
-print(memory.pool.limit, x.flags.owndata)
+print(memory.pool.limit)
 del x
 print(memory.pool.held)
 """
 
 
 def test_the_limit_is_set_by_the_environment():
-    assert python(LIMIT, SCANFIELD_POOL_BYTES="0").split() == ["0", "True", "0"]
-    assert python(LIMIT).split()[:2] == [str(256 << 20), "False"]
+    assert python(LIMIT, SCANFIELD_POOL_BYTES="0").split() == ["0", "0"]
+    assert python(LIMIT).split() == [str(256 << 20), str((4 << 20) + 64)]
     wrong = "try:\n    import scanfield_numpy.memory\nexcept ValueError as error:\n    print(error)"
     assert "SCANFIELD_POOL_BYTES: '-1'" in python(wrong, SCANFIELD_POOL_BYTES="-1")
