@@ -54,6 +54,26 @@ def flat(array: Array | None, dtype: str) -> Array:
     return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1)
 
 
+def rows(array: Array | None, dtype: str) -> tuple[Array, tuple[int, ...]]:
+    """An array in ``dtype`` whose rows (its last axis) are contiguous or one number over and over, and its steps.
+
+    The steps are the numbers from one element to the next along each axis, 0 along an axis of size 1. Copies only what
+    does not lie so: a transposed batch, a slice or flip of time, a broadcast axis stay where they are.
+    """
+    if array is None:
+        return _ABSENT[dtype], (0, 0, 0)
+    size = numpy.dtype(dtype).itemsize
+    if (
+        array.dtype != dtype
+        or not array.flags.aligned
+        or any(step % size for step in array.strides)
+        or (array.strides[-1] not in (0, size) and array.shape[-1] > 1)
+    ):
+        array = numpy.require(array, dtype, ("C", "A", "E"))
+    steps = zip(array.shape, array.strides, strict=True)
+    return array, tuple(0 if count == 1 else step // size for count, step in steps)
+
+
 _ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
 
 
