@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from scanfield.dispatch import Implementation
+from typing import Any
+
+from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy.gated_delta import GatedDelta
+from scanfield_numpy.half import HALF, Half, Verbs
 from scanfield_numpy.linear import Linear
 from scanfield_numpy.selective import Selective
 
-_IMPLEMENTATIONS: dict[str, type[Implementation]] = {
+Array = Any
+
+_REAL: dict[str, type[Verbs]] = {
     "linear_scan": Linear,
     "selective_scan": Selective,
     "gdn2": GatedDelta,
 }
 
 
-def implementation(operation: str) -> Implementation:
+class Compiled:
+    """Implementation of an operation for all kinds of numbers that it takes."""
+
+    def __init__(self, operation: str) -> None:
+        self._real = _REAL[operation]()
+        self._half = Half(self)
+
+    def _chosen(self, call: Call) -> Verbs:
+        for array in call.arrays:
+            if getattr(getattr(array, "dtype", None), "name", "") in HALF:
+                return self._half
+        return self._real
+
+    def declines(self, call: Call, verb: Verb) -> str | None:
+        """Dtypes that no kernel takes."""
+        return self._real.declines(call, verb)
+
+    def forward(self, call: Call) -> tuple[Array, Array]:
+        """Output and final state."""
+        return self._chosen(call).forward(call)
+
+    def step(self, call: Call) -> tuple[Array, Array]:
+        """Output and state after one token."""
+        return self._chosen(call).step(call)
+
+    def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Output, final state and residuals."""
+        return self._chosen(call).save(call)
+
+    def backward(
+        self,
+        call: Call,
+        residuals: tuple[Array, ...],
+        d_output: Array | None,
+        d_final_state: Array | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The wanted gradients."""
+        return self._chosen(call).backward(call, residuals, d_output, d_final_state, wanted)
+
+    def summarise(self, call: Call) -> tuple[Array, Array]:
+        """Transition and final state from zero."""
+        return self._chosen(call).summarise(call)
+
+
+def implementation(operation: str) -> Compiled:
     """The implementation of an operation."""
-    return _IMPLEMENTATIONS[operation]()
+    return Compiled(operation)

@@ -269,7 +269,6 @@ def test_layouts_of_memory(op: str):
     ("dtype", "reason"),
     [
         ("longdouble", "kernels are compiled for float32 and float64"),
-        ("float16", "float16"),
         ("complex128", "complex"),
     ],
 )
