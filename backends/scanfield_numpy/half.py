@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+from scanfield.arrays import HALF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
 
 Array = Any
-
-HALF = ("float16", "bfloat16")
 
 # The widened arrays of a block: a second-level cache holds them.
 _BLOCK_BYTES = 2**20

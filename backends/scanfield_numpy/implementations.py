@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from scanfield.arrays import COMPLEX, HALF
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy.gated_delta import GatedDelta
-from scanfield_numpy.half import HALF, Half, Verbs
+from scanfield_numpy.half import Half, Verbs
 from scanfield_numpy.linear import Linear
+from scanfield_numpy.linear_complex import LinearComplex
 from scanfield_numpy.selective import Selective
+from scanfield_numpy.selective_complex import SelectiveComplex
 
 Array = Any
 
@@ -17,6 +20,11 @@ _REAL: dict[str, type[Verbs]] = {
     "selective_scan": Selective,
     "gdn2": GatedDelta,
 }
+_COMPLEX: dict[str, type[Verbs]] = {
+    "linear_scan": LinearComplex,
+    "selective_scan": SelectiveComplex,
+}
+_HALF, _ANY_COMPLEX = frozenset(HALF), frozenset(COMPLEX)
 
 
 class Compiled:
@@ -24,13 +32,14 @@ class Compiled:
 
     def __init__(self, operation: str) -> None:
         self._real = _REAL[operation]()
+        self._complex = _COMPLEX.get(operation, _REAL[operation])()
         self._half = Half(self)
 
     def _chosen(self, call: Call) -> Verbs:
-        for array in call.arrays:
-            if getattr(getattr(array, "dtype", None), "name", "") in HALF:
-                return self._half
-        return self._real
+        names = {array.dtype.name for array in call.arrays if hasattr(array, "dtype")}
+        if names & _HALF:
+            return self._half
+        return self._complex if names & _ANY_COMPLEX else self._real
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Dtypes that no kernel takes."""
