@@ -9,6 +9,7 @@ Markers    backend("torch", ...)   runs only in a run of one of these; all other
 
 leave_out  a function of a test module, leave_out(backend, test, parameters) -> bool: which of its tests a run
            does without, because the library makes them dear and the others stand for them
+A test whose parameter `method` is that of the compiled scans runs on NumPy arrays that these take, where numba is.
 
 A test that asks for `library` or `xp` runs with every backend. A test that asks for neither does not depend
 on an array library and runs in the numpy run only.
@@ -16,10 +17,15 @@ on an array library and runs in the numpy run only.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,6 +35,7 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 import arrays  # noqa: E402  (needs the line above)
+import examples  # noqa: E402
 
 GOLDEN = HERE / "golden"
 _NONE = SimpleNamespace(params={})  # of a test without parameters
@@ -48,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if name == "cupy" and not arrays.has_gpu("cupy"):
         # A run in which every test is skipped would look like a pass.
         raise pytest.UsageError("--backend cupy needs the package cupy and a CUDA device that it can use")
+    os.environ["SCANFIELD_CACHE_DIR"] = str(compiled_kernels(config))
     if name == "jax":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if name in ("jax", "torch", "strict", "dask"):
@@ -66,6 +74,21 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("scanfield")
+
+
+def compiled_kernels(config: pytest.Config) -> Path:
+    """Where all processes of a run, and later runs of the same sources, find kernels that are compiled already.
+
+    Tests about compiling and about the cache itself name another folder, or none.
+    """
+    spec = importlib.util.find_spec("scanfield_numpy")
+    digest = hashlib.sha256()
+    if spec is not None and spec.origin is not None:
+        for source in sorted(Path(spec.origin).parent.glob("*.py")):
+            digest.update(source.read_bytes())
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
+    return Path(tempfile.gettempdir()) / f"scanfield-{name}" if cache is None else cache.mkdir(name)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -93,13 +116,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid}: backend({sorted(unknown)}) is not one of {arrays.SESSIONS}"
             )
         rule = getattr(item.module, "leave_out", None)
-        dear = rule is not None and rule(name, item.originalname, getattr(item, "callspec", _NONE).params)
-        (kept if name in wanted and not dear else left_out).append(item)
+        given = getattr(item, "callspec", _NONE).params
+        dear = rule is not None and rule(name, item.originalname, given)
+        (kept if name in wanted and not dear and not declined(name, given) else left_out).append(item)
+        if given.get("method") == examples.COMPILED and importlib.util.find_spec("numba") is None:
+            item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))
         if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU that {name} can use"))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def declined(backend: str, given: Mapping[str, Any]) -> bool:
+    """Whether a test forces a method that does not serve the run's library, or does not take the test's arrays."""
+    method = given.get("method")
+    if method == examples.COMPILED and backend != "numpy":
+        return True
+    inputs = getattr(given.get("example") or given.get("call"), "inputs", {})
+    return bool(examples.declines(method, inputs, given.get("dtype", "float64")))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ computed from the rounded ones.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,13 +32,33 @@ DELTA_FAMILY = (
 BASE = ("linear_scan", "selective_scan", "gdn2")
 OPERATIONS = ("linear_scan", "selective_scan", *DELTA_FAMILY)
 
-# The generic forms each operation has. Shared by all tests that run "every candidate"; a test compares it
-# with the library's own registry.
-METHODS = {
+# What runs each operation: its generic forms, and the compiled scans, which a run on another library leaves out.
+# Shared by all tests that run "every candidate"; a test compares it with the library's own registry.
+COMPILED = "numpy.numba"
+GENERIC = {
     "linear_scan": ("generic.recurrent", "generic.blocked"),
     "selective_scan": ("generic.recurrent",),
     **dict.fromkeys(DELTA_FAMILY, ("generic.recurrent", "generic.chunk")),
 }
+METHODS = {op: (*forms, COMPILED) for op, forms in GENERIC.items()}
+
+
+def declines(method: str | None, inputs: Mapping[str, Any], *dtypes: str) -> str:
+    """Why a method does not take such a call; empty where it does."""
+    if method != COMPILED:
+        return ""
+    if any(np.asarray(x).dtype.kind == "c" for x in inputs.values()):
+        return "complex numbers are left to the generic code"
+    if {"float16", "bfloat16"} & set(dtypes):
+        return "half precision is left to the generic code"
+    return ""
+
+
+def methods(library: Any, op: str, inputs: Mapping[str, Any] | None = None, *dtypes: str) -> list[str]:
+    """Of `METHODS`, those that can be forced on this library's arrays, and that take such a call."""
+    compiles = library.name in ("numpy", "readonly") and importlib.util.find_spec("numba") is not None
+    return [m for m in METHODS[op] if (m != COMPILED or compiles) and not declines(m, inputs or {}, *dtypes)]
+
 
 # Packed sequences of 7 tokens: an empty one first, one of 3, an empty one in the middle, one of a single
 # token, one of 3.

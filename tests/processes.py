@@ -15,8 +15,12 @@ def python(script: str, *arguments: object, path: tuple[Path, ...] = (), **envir
     """Run `script`; its standard output. It sees tests/ and `path`; a warning that it does not catch is an error."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     seen = os.pathsep.join(filter(None, [*map(str, path), str(HERE), *inherited]))
-    # What the caller's own shell asks of scanfield is no part of a test.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SCANFIELD_")}
+    # What the caller's own shell asks of scanfield is no part of a test; where compiled kernels lie, conftest says.
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SCANFIELD_") or name == "SCANFIELD_CACHE_DIR"
+    }
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
         env=clean | {"PYTHONPATH": seen} | environment,

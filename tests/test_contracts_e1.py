@@ -34,7 +34,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import vjp
-from examples import METHODS, Example, gdn2_inputs
+from examples import GENERIC, METHODS, Example, gdn2_inputs, methods
 
 import scanfield
 
@@ -176,7 +176,7 @@ def test_recompute_chunk_states(library: Library):
 
 
 @pytest.mark.backend("numpy")
-@pytest.mark.parametrize("method", METHODS["gdn2"])
+@pytest.mark.parametrize("method", GENERIC["gdn2"])
 def test_what_is_saved(method: str):
     """The inputs and at most one state a chunk; not the eight chunk temporaries, not a state a token."""
     from scanfield.dispatch import save
@@ -203,10 +203,10 @@ def test_selection_is_told_and_can_be_forced(library: Library):
     ran.
     """
     _, inputs = given(library)
-    for method in METHODS["gdn2"]:
+    for method in methods(library, "gdn2"):
         explanation = scanfield.explain(scanfield.gdn2, **inputs, method=method)
         assert explanation.taken["forward"] == method
         assert method in str(explanation)
         with scanfield.use(method=method):
             assert scanfield.explain(scanfield.gdn2, **inputs).taken["forward"] == method
-    assert scanfield.explain(scanfield.gdn2, **inputs).taken["forward"] in METHODS["gdn2"]
+    assert scanfield.explain(scanfield.gdn2, **inputs).taken["forward"] in methods(library, "gdn2")

@@ -1,4 +1,7 @@
-"""Backward keeps the states at chunk starts, O(time / chunk), and no array of one state a token."""
+"""Backward keeps the states at chunk starts, O(time / chunk), and no array of one state a token.
+
+The compiled scans have chunks of their own, and may keep a vector a token beside them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import library
 from checks import operation
-from examples import METHODS
+from examples import COMPILED, GENERIC, methods
 
 import scanfield
 
@@ -59,7 +63,7 @@ def residuals(op: str, time: int, chunk: int | None, method: str) -> list[Any]:
 
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
 def test_states_are_kept_at_chunk_starts_only(op: str):
-    for method in METHODS[op]:
+    for method in GENERIC[op]:
         for time, chunk in ((256, 16), (256, 64), (200, 64), (64, 64)):
             kept = residuals(op, time, chunk, method)
             states = sum(x.size for x in kept) / state_size(op)
@@ -73,12 +77,13 @@ def test_states_are_kept_at_chunk_starts_only(op: str):
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
 def test_without_a_chunk_size_few_states_are_kept(op: str):
     """The default may be the square root of the length or a fixed chunk, but never a state a token."""
-    for method in METHODS[op]:
+    for method in methods(library("numpy"), op):
         states = {
             time: sum(x.size for x in residuals(op, time, None, method)) / state_size(op)
             for time in (256, 1024)
         }
-        assert states[256] <= 256 / 16 and states[1024] <= 1024 / 16, (method, states)
+        tokens = 8 if method == COMPILED else 16  # for each state
+        assert states[256] <= 256 / tokens and states[1024] <= 1024 / tokens, (method, states)
 
 
 def peak(op: str, time: int, method: str, chunk: int) -> int:
@@ -104,10 +109,47 @@ def peak(op: str, time: int, method: str, chunk: int) -> int:
 @pytest.mark.parametrize("op", ["selective_scan", "gdn2"])
 def test_the_peak_stays_far_below_a_state_a_token(op: str):
     """4 times the tokens at one chunk size: the peak grows by chunk starts and vectors, not by whole states."""
-    for method in METHODS[op]:
+    for method in methods(library("numpy"), op):
         short, long = peak(op, 256, method, 32), peak(op, 1024, method, 32)
         a_state_a_token = (1024 - 256) * state_size(op) * 8
         assert long - short < a_state_a_token / 4, f"{method}: {short} bytes, then {long}"
+
+
+def training(op: str) -> dict[str, np.ndarray]:
+    """Inputs in float32, as wide as layers have them, and long enough that what does not grow with time is little."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.random(shape, dtype=np.float32)
+
+    if op == "linear_scan":
+        return {"a": draw(2, 2048, 256), "b": draw(2, 2048, 256)}
+    if op == "selective_scan":
+        u, delta, B, C = draw(1, 2048, 512), draw(1, 2048, 512), draw(1, 2048, 16), draw(1, 2048, 16)
+        return {"u": u, "delta": delta, "A": -draw(512, 16), "B": B, "C": C}
+    names = ("query", "key", "value", "log_decay", "erase", "write")
+    inputs = {name: draw(1, 2048, 2, 64) for name in names}
+    return inputs | {"key": inputs["key"] / 8, "log_decay": -inputs["log_decay"]}
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
+def test_the_compiled_backward_takes_no_more_than_what_it_returns_and_reads(op: str):
+    """At its peak, beyond inputs, cotangents and output, 1.5 times the bytes of inputs and gradients at the most.
+
+    The gradients themselves count as taken.
+    """
+    pytest.importorskip("numba")
+    inputs = training(op)
+    ones = np.ones_like(scanfield.vjp(operation(op), **inputs, method=COMPILED)[0].output)
+    tracemalloc.start()
+    try:
+        result, pullback = scanfield.vjp(operation(op), **inputs, method=COMPILED)
+        gradients = pullback(ones)
+        peak = tracemalloc.get_traced_memory()[1] - sum(x.nbytes for x in result)
+    finally:
+        tracemalloc.stop()
+    lasting = sum(x.nbytes for x in (*inputs.values(), *gradients.values()))
+    assert peak <= 1.5 * lasting, f"{peak / lasting:.2f} of {lasting / 1e6:.0f} MB"
 
 
 def test_tracing_sees_numpy():

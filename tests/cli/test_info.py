@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def test_info_as_json(capsys):
     told = json.loads(capsys.readouterr().out)
     on_numpy = {run["function"]: run["taken"]["forward"] for run in told["runs"] if run["place"] == "numpy"}
     assert set(on_numpy) == {record.name for record in scanfield.operations()}
-    assert on_numpy["linear_scan"] == "generic.recurrent"
+    compiled = importlib.util.find_spec("numba") is not None
+    assert on_numpy["linear_scan"] == ("numpy.numba" if compiled else "generic.recurrent")
 
 
 def test_why_shows_every_candidate_of_one_operation(capsys):

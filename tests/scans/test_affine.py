@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation
 from checks import operation
-from examples import METHODS, OPERATIONS, Example, gdn2_inputs, linear_inputs, op_inputs, selective_inputs
+from examples import OPERATIONS, Example, gdn2_inputs, linear_inputs, methods, op_inputs, selective_inputs
 
 import scanfield
 
@@ -64,7 +64,7 @@ def case(request) -> Example:
 
 
 def test_a_summary_maps_the_state(library: Library, case: Example):
-    for method in METHODS[case.op]:
+    for method in methods(library, case.op, case.inputs):
         block = scanfield.summarise(
             operation(case.op), **cut(library.arrays(case.inputs), 0, 7), **case.options, method=method
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from arrays import Library, deviation
 from checks import TOLERANCE, call, vjp
-from examples import METHODS, OPERATIONS, Example, op_inputs
+from examples import OPERATIONS, Example, methods, op_inputs
 
 import scanfield
 
@@ -26,7 +26,7 @@ def test_sizes_agree(library: Library, dtype: str, op: str):
     gradients = e.gradients(dtype)
     scale = max(abs(g).max() for g in gradients.values())
     sizes = {"dask": (2,), "jax": (1, 6)}.get(library.name, SIZES)  # where a size is dear
-    for method in METHODS[op]:
+    for method in methods(library, op):
         for size in sizes:
             got = vjp(library, op, e.inputs, e.cotangents(dtype), dtype, chunk_size=size, method=method)
             what = f"{method}, chunk_size {size}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import call, operation, vjp
-from examples import BASE, DELTA_FAMILY, METHODS, OPERATIONS, PACKED, Example, family_inputs, op_inputs
+from examples import BASE, DELTA_FAMILY, OPERATIONS, PACKED, Example, family_inputs, methods, op_inputs
 
 import scanfield
 
@@ -31,7 +31,7 @@ def test_no_tokens(library: Library, op: str, reverse: bool):
     inputs = op_inputs(op, f"{op} no tokens", time=0)
     e = Example(f"{op} no tokens {reverse}", op, inputs, {"reverse": reverse})
     d_output, d_final = e.cotangents()
-    for method in (None, *METHODS[op]):
+    for method in (None, *methods(library, op)):
         got = vjp(library, op, inputs, (d_output, d_final), reverse=reverse, method=method)
         assert tuple(got.output.shape) == e.truth().output.shape and 0 in got.output.shape
         assert same_bits(library.numpy(got.final_state), inputs["initial_state"])
@@ -55,7 +55,7 @@ def test_no_tokens_and_no_state(library: Library, op: str):
 def test_no_rows(library: Library, op: str):
     """Batch 0 gives empty arrays of the right shapes; gradients of what is shared by all rows are zero."""
     inputs = op_inputs(op, f"{op} no rows", batch=0, time=3)
-    for method in (None, *METHODS[op]):
+    for method in (None, *methods(library, op)):
         e = Example(f"{op} no rows", op, inputs)
         got = vjp(library, op, inputs, e.cotangents(), method=method)
         assert tuple(got.output.shape) == e.truth().output.shape
@@ -73,7 +73,7 @@ def test_empty_and_single_token_sequences(library: Library, op: str, reverse: bo
     options = {"reverse": reverse}
     timed = [n for n in inputs if n not in ("A", "D", "delta_bias", "dt_bias", "initial_state")]
     d_state = np.random.default_rng(1).standard_normal(inputs["initial_state"].shape)
-    for method in METHODS[op]:
+    for method in methods(library, op):
         packed = vjp(
             library, op, inputs, (None, d_state), cu_seqlens=PACKED, method=method, chunk_size=2, **options
         )
@@ -134,7 +134,7 @@ def test_sizes_of_one(library: Library, op: str, K: int, V: int):
     """An axis of size 1 is not an axis that is missing: no gate may be taken for a broadcast one."""
     inputs = family_inputs(op, f"{op} {K} {V}", batch=1, time=library.time(5), heads=1, vheads=2, K=K, V=V)
     e = Example(f"{op} {K} {V}", op, inputs)
-    for method in METHODS[op]:
+    for method in methods(library, op):
         got = call(library, op, inputs, method=method, chunk_size=4)
         assert deviation(library.numpy(got.output), e.truth().output) <= 1e-12
         assert deviation(library.numpy(got.final_state), e.truth().final_state) <= 1e-12
@@ -146,7 +146,7 @@ def test_lengths_around_the_chunks(library: Library, time: int):
     """gdn2 by default and by both forms, at the lengths where a chunk begins or ends."""
     inputs = op_inputs("gdn2", f"gdn2 {time}", batch=1, time=time)
     e = Example(f"gdn2 {time}", "gdn2", inputs)
-    for method in (None, *METHODS["gdn2"]):
+    for method in (None, *methods(library, "gdn2")):
         got = vjp(library, "gdn2", inputs, e.cotangents(), method=method)
         assert deviation(library.numpy(got.output), e.truth().output) <= 1e-12
         for name, want in e.gradients().items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation
 from checks import operation
-from examples import BASE, METHODS, Example, op_inputs
+from examples import BASE, Example, methods, op_inputs
 
 import scanfield
 
@@ -68,7 +68,9 @@ def test_jax_under_its_guards(library: Library, op: str):
     cotangents = tuple(library.array(x, "float32") for x in e.cotangents("float32"))
 
     def both(inputs: Any, cotangents: Any) -> Any:
-        result, pullback = scanfield.vjp(operation(op), **inputs, method=METHODS[op][-1], chunk_size=2)
+        result, pullback = scanfield.vjp(
+            operation(op), **inputs, method=methods(library, op)[-1], chunk_size=2
+        )
         return result, pullback(*cotangents)
 
     with jax.checking_leaks(), jax.transfer_guard("disallow"), jax.numpy_dtype_promotion("strict"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import operation
-from examples import BASE, METHODS, OPERATIONS, op_inputs
+from examples import BASE, COMPILED, METHODS, OPERATIONS, methods, op_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,14 +45,18 @@ def whole_vjp(op: str, inputs: dict[str, Any], **options: Any) -> tuple[Any, dic
     return result, pullback(result.output * 0 + 1.0, result.final_state * 0 + 1.0)
 
 
-def takes(op: str, method: str) -> bool:
-    return method in METHODS[op]
+def takes(library: Library, op: str, method: str) -> bool:
+    return method in methods(library, op)
 
 
 @given(op=ops, seed=seeds, cut=cuts, method=forms, chunk_size=chunks, reverse=st.booleans())
 def test_split_anywhere_is_the_whole(library: Library, op, seed, cut, method, chunk_size, reverse):
     """Output, state and every gradient, the two halves chained by the state and by its cotangent."""
-    options = {"method": method if takes(op, method) else None, "chunk_size": chunk_size, "reverse": reverse}
+    options = {
+        "method": method if takes(library, op, method) else None,
+        "chunk_size": chunk_size,
+        "reverse": reverse,
+    }
     inputs = library.arrays(drawn(op, seed))
     whole, want = whole_vjp(op, inputs, **options)
     halves = [piece(inputs, 0, cut), piece(inputs, cut, TIME)]
@@ -104,7 +108,7 @@ def test_a_later_gate_changes_nothing_before(library: Library, op, seed, at, met
     """
     if op in ("linear_scan", "selective_scan", "ssd") and not np.isfinite(size):
         size = 300.0
-    options = {"method": method if takes(op, method) else None, "chunk_size": chunk_size}
+    options = {"method": method if takes(library, op, method) else None, "chunk_size": chunk_size}
     data = drawn(op, seed)
     changed = {n: x.copy() for n, x in data.items()}
     gate = changed[GATES[op]]
@@ -134,7 +138,7 @@ def test_a_later_gate_changes_nothing_before(library: Library, op, seed, at, met
 @given(op=ops, seed=seeds, method=forms, row=st.integers(0, 2))
 def test_batch_rows_are_independent(library: Library, op, seed, method, row):
     """A row alone gives that row; other numbers in the other rows change none of its bits."""
-    method = method if takes(op, method) else None
+    method = method if takes(library, op, method) else None
     data = drawn(op, seed, batch=3)
     own = {
         n
@@ -168,7 +172,7 @@ def test_batch_rows_are_independent(library: Library, op, seed, method, row):
 )
 def test_packed_is_separate(library: Library, op, seed, lengths, method, reverse):
     """Each sequence of a pack gives what it gives alone: output, state, and the gradients of all of it."""
-    method = method if takes(op, method) else None
+    method = method if takes(library, op, method) else None
     bounds = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     inputs = library.arrays(drawn(op, seed, batch=1, time=bounds[-1], states=len(lengths)))
     options = {"method": method, "reverse": reverse}
@@ -201,7 +205,7 @@ def test_nothing_is_something(library: Library, op, seed, batch, time, method, r
     """
     data = drawn(op, seed, batch=batch, time=time)
     inputs = library.arrays(data, dtype)
-    options = {"method": method if takes(op, method) else None, "reverse": reverse}
+    options = {"method": method if takes(library, op, method) else None, "reverse": reverse}
     result, grads = whole_vjp(op, inputs, **options)
     assert result.output.shape[:2] == (batch, time)
     assert tuple(result.final_state.shape) == data["initial_state"].shape
@@ -218,15 +222,17 @@ def test_nothing_is_something(library: Library, op, seed, batch, time, method, r
     value=st.sampled_from([np.nan, np.inf, -np.inf]),
     chunk_size=chunks,
     which=st.integers(0, 9),
+    method=st.sampled_from(["generic.recurrent", COMPILED]),
 )
-def test_a_nan_reaches_no_earlier_output(library: Library, op, seed, at, value, chunk_size, which):
-    """The recurrent form: outputs before the token keep every bit, whatever stands in the token."""
+def test_a_nan_reaches_no_earlier_output(library: Library, op, seed, at, value, chunk_size, which, method):
+    """The recurrent forms: outputs before the token keep every bit, whatever stands in the token."""
     data = drawn(op, seed)
     timed = [n for n in data if n not in SHARED and n != "initial_state"]
     name = timed[which % len(timed)]
     broken = {n: x.copy() for n, x in data.items()}
     broken[name][:, at] = value
-    options = {"method": "generic.recurrent", "chunk_size": chunk_size}
+    method = method if takes(library, op, method) else "generic.recurrent"
+    options = {"method": method, "chunk_size": chunk_size}
     clean = operation(op)(**library.arrays(data), **options)
     with np.errstate(all="ignore"):
         dirty = operation(op)(**library.arrays(broken), **options)
@@ -235,7 +241,7 @@ def test_a_nan_reaches_no_earlier_output(library: Library, op, seed, at, value, 
 
 @given(op=ops, seed=seeds, method=forms, chunk_size=chunks)
 def test_the_same_call_twice_is_bitwise_equal(library: Library, op, seed, method, chunk_size):
-    options = {"method": method if takes(op, method) else None, "chunk_size": chunk_size}
+    options = {"method": method if takes(library, op, method) else None, "chunk_size": chunk_size}
     data = drawn(op, seed)
     one, grads = whole_vjp(op, library.arrays(data), **options)
     two, again = whole_vjp(op, library.arrays(data), **options)

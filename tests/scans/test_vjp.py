@@ -161,8 +161,9 @@ def test_wrt_limits_the_check(library: Library):
 @pytest.mark.parametrize("method", METHODS["gdn2"])
 def test_a_planted_wrong_gradient_is_shown(library: Library, monkeypatch, wrong: str, method: str):
     """One gradient is made 1 % too large in one single entry: its row must show it, the other rows must not."""
-    record = scanfield.gdn2.record
-    form = record.generic[method.removeprefix("generic.")]
+    from scanfield.dispatch import implementation
+
+    record, form = scanfield.gdn2.record, implementation("gdn2", method)
     place = [entry.name for entry in record.inputs].index(wrong)
     true = type(form).backward
 
