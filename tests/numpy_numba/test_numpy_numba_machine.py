@@ -120,7 +120,7 @@ def test_golden_cases_at_forced_vector_widths(width: int):
 
 def test_one_compiled_signature_for_each_dtype():
     """Options, absent arrays, read-only flags and strides compile nothing anew."""
-    from scanfield_numpy import gated_delta_kernels as kernels
+    from scanfield_numpy import gated_delta_forward as kernels
 
     rng = np.random.default_rng(0)
     query = rng.random((1, 5, 2, 3))
