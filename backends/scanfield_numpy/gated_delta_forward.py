@@ -46,6 +46,8 @@ from scanfield_numpy.vector import (
     lanes,
     load,
     numbers,
+    put_past_cache,
+    settle,
     shifted,
     splat,
     store,
@@ -54,7 +56,7 @@ from scanfield_numpy.vector import (
     zeros,
 )
 
-HAS_STATE, HAS_VALUE, KEEPS_UPDATES, WANTS_OUTPUT, TASK_COLUMNS = range(FLAGS, FLAGS + 5)
+HAS_STATE, HAS_VALUE, KEEPS_UPDATES, WANTS_OUTPUT, TASK_COLUMNS, PAST_CACHE = range(FLAGS, FLAGS + 6)
 STATE, OUTPUT, LAST, STARTS, UPDATES = range(ADDRESSES, ADDRESSES + 5)
 
 # Two registers of columns need 16 accumulators.
@@ -144,10 +146,11 @@ def _value(n, kind, v_row, column, count):
 
 
 @part
-def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update):
+def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, past):
     """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
 
-    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least.
+    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least. Where ``past`` is
+    not 0 the new state is written past the cache.
     """
     step = lanes(up, ONE)
     V = at(n, V_SIZE)
@@ -174,7 +177,7 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
                 x = shifted(given, first * GIVEN + lane)
                 s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
                 s = s + new * at(x, 3 * step)
-                put_lanes(to, (first + lane) * t_width + o, left, s, FOUR)
+                put_past_cache(to, (first + lane) * t_width + o, left, s, past)
                 read = read + s * at(x, 2 * step)
         if at(n, WANTS_OUTPUT):
             put_lanes(out, v_row * V + c0 + o, left, read, FOUR)
@@ -247,7 +250,25 @@ def forward(first_task, last_task, block, memory, kind):
             place = row * time + first
             take(n, kind, given, end - first - 1, place, j)
             source, to = shifted(state, own), shifted(last, own)
-            _token(n, kind, place * vheads + j, c0, count, K, source, V, to, V, given, up, sums, out, update)
+            _token(
+                n,
+                kind,
+                place * vheads + j,
+                c0,
+                count,
+                K,
+                source,
+                V,
+                to,
+                V,
+                given,
+                up,
+                sums,
+                out,
+                update,
+                at(n, PAST_CACHE),
+            )
+            settle()
             continue
         for i in range(K):
             for o in range(0, width, step):
@@ -287,7 +308,9 @@ def forward(first_task, last_task, block, memory, kind):
                 for i in range(tokens):
                     v_row = (place + i) * vheads + j
                     x = shifted(given, i * 4 * step)
-                    _token(n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update)
+                    _token(
+                        n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update, end - end
+                    )
                 _nothing(width, K, before, up, one)
             t += tokens
         _settle(width, K, S, before, up, shifted(last, own), V, count)
