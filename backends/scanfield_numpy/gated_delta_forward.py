@@ -44,6 +44,7 @@ from scanfield_numpy.vector import (
     at,
     integers,
     lanes,
+    least,
     load,
     numbers,
     put_past_cache,
@@ -73,7 +74,7 @@ def _pass(tag, o, width, K, S, before, now, up, sums, erases):
     z = zeros(S, tag)
     r1, r2, r3, r4, o1, o2, o3, o4 = z, z, z, z, z, z, z, z
     for first in range(0, K, step):
-        for lane in range(min(step, K - first)):
+        for lane in range(least(step, K - first)):
             b, c = shifted(before, first * COMBINED + lane), shifted(now, first * COMBINED + lane)
             i = (first + lane) * width
             s = load(S, i, tag) * at(b, 0)
@@ -106,7 +107,7 @@ def _settle(width, K, S, before, up, place, V, count):
     """The quad before is done to the state, which goes to ``place``, rows of V columns, too."""
     step = lanes(S, ONE)
     for first in range(0, K, step):
-        for lane in range(min(step, K - first)):
+        for lane in range(least(step, K - first)):
             b = shifted(before, first * COMBINED + lane)
             for o in range(0, count, step):
                 i = (first + lane) * width + o
@@ -158,12 +159,12 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
         left = count - o
         found = zeros(up, FOUR)
         for first in range(0, K, step):
-            for lane in range(min(step, K - first)):
+            for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
                 s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
                 found = found + s * at(x, step)
         store(sums, 0, found)
-        for i in range(0, min(left, 4 * step), step):
+        for i in range(0, least(left, 4 * step), step):
             y = _value(n, kind, v_row, c0 + o + i, left - i)
             if at(n, B_WIDTH):
                 y = y - load(sums, i, ONE)
@@ -173,7 +174,7 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
         new = load(up, 0, FOUR)
         read = zeros(up, FOUR)
         for first in range(0, K, step):
-            for lane in range(min(step, K - first)):
+            for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
                 s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
                 s = s + new * at(x, 3 * step)
@@ -234,7 +235,7 @@ def forward(first_task, last_task, block, memory, kind):
     blocks = (V + at(n, TASK_COLUMNS) - 1) // at(n, TASK_COLUMNS)
     for task in range(first_task, last_task):
         i_seq, j, c0 = task // (blocks * vheads), task // blocks % vheads, task % blocks * at(n, TASK_COLUMNS)
-        count = min(V - c0, at(n, TASK_COLUMNS))
+        count = least(V - c0, at(n, TASK_COLUMNS))
         table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
         row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
         width = (count + step - 1) // step * step
@@ -285,7 +286,7 @@ def forward(first_task, last_task, block, memory, kind):
                 _settle(width, K, S, before, up, shifted(starts, place), V, count)
                 _nothing(width, K, before, up, one)
                 pending = False
-            tokens = min(QUAD, end - t)
+            tokens = least(QUAD, end - t)
             place = row * time + t
             for i in range(tokens):
                 take(n, kind, given, i, place + i, j)
