@@ -21,6 +21,8 @@ LIMIT = 2e-6
 # thousands, and no form that builds the system reaches 2e-6 (a backward stable solve is off by up to 3e-5 in
 # a gradient; an explicit inverse of all 64 rows by 1e-4). The token recurrence builds none and is held to
 # 2e-6 here too.
+# Four tokens at a time, as the compiled scans go, the system is small, and so is what it loses.
+QUAD_LIMIT = {"repeated_key_erase_two": 4e-6}
 CHUNK_LIMIT = {"unit_key_erase_two": 5e-5, "repeated_key_erase_two": 5e-5}
 B, T, H, J, K, V = 1, 130, 2, 4, 16, 12  # two whole chunks of 64 and a ragged one
 
@@ -149,7 +151,8 @@ def test_float32_within_2e_6(library: Library, name: str, method: str):
         **{n: deviation(library.numpy(got.gradients[n]), want) for n, want in gradients.items()},
     }
     assert len(errors) == 2 + 7
-    limit = CHUNK_LIMIT.get(name, LIMIT) if method == "generic.chunk" else LIMIT
+    own = {"generic.chunk": CHUNK_LIMIT, "numpy.numba": QUAD_LIMIT}.get(method, {})
+    limit = own.get(name, LIMIT)
     assert all(error <= limit for error in errors.values()), {n: f"{x:.1e}" for n, x in errors.items()}
 
 
