@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from numba import njit, types
@@ -16,12 +18,20 @@ from numba.core import config
 from scanfield_numpy.vector import REGISTER_BYTES
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "boundscheck": False,
+    "_nrt": False,
+    "no_rewrites": True,
+    "no_cfunc_wrapper": True,
+}
 _CACHE = os.environ.get("SCANFIELD_CACHE_DIR", "")
 
 _lock = threading.RLock()
 
-part = njit(**_OPTIONS)
+# What only kernels call needs no way in from Python, which costs as much to compile as a small function.
+part = njit(no_cpython_wrapper=True, **_OPTIONS)
 """Decorates a function that kernels call."""
 
 
@@ -48,10 +58,25 @@ class Kernel:
         return found  # type: ignore[no-any-return]  # numba ships no types
 
     def _compile(self, dtype: str) -> Any:
+        """In a thread of its own: Python's frames then lie where the compiler's calls do not take and give back memory.
+
+        (CPython allots frames in blocks of 16 KiB; a loop of calls across the end of one spent a quarter of the time in
+        the system.)
+        """
         if _CACHE:
             config.CACHE_DIR = os.path.join(_CACHE, f"vector{REGISTER_BYTES}")
+        with ThreadPoolExecutor(1) as alone:
+            return alone.submit(self._compile_here, dtype).result()
+
+    def _compile_here(self, dtype: str) -> Any:
         compiled = njit(cache=bool(_CACHE), **_OPTIONS)(self._function)
-        compiled.compile((types.int64,) * 4 + (getattr(types, dtype),))
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            compiled.compile((types.int64,) * 4 + (getattr(types, dtype),))
+        finally:
+            if collects:
+                gc.enable()
         compiled.disable_compile()
         return compiled
 

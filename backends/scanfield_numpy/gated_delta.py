@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
-from scanfield_numpy import gated_delta_kernels as kernels
+from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, width
-from scanfield_numpy.threads import run
+from scanfield_numpy.memory import cleared, fresh
+from scanfield_numpy.threads import get_num_threads, run
+from scanfield_numpy.vector import REGISTER_BYTES
 
-# Tokens between two saved states: 16 make a chunk's rebuilt states fit in cache and the saved ones few.
-_CHUNK = 16
+# Tokens between two saved states: the saved ones are then fewer than the numbers of an input.
+_CHUNK = 32
+# Bytes of the state's columns that a task works on, so that they stay in the first-level cache.
+_TASK_BYTES = 65536
+# Bytes of one quad's state that backward works on: the states of a chunk's eight quads then fit in the second one.
+_PANEL_BYTES = 32768
 
 
 class GatedDelta:
@@ -41,29 +47,34 @@ class GatedDelta:
     ) -> Grads:
         """The wanted gradients."""
         query, _, value, log_decay, erase, write, _, bounds = call.arrays
-        grads: list[Array | None] = [
-            numpy.zeros(array.shape, call.compute) if want and array is not None and i != 7 else None
-            for i, (array, want) in enumerate(zip(call.arrays, wanted, strict=True))
-        ]
         batch, time, vheads, V = value.shape
         heads, K = query.shape[2:]
+        chunk, dtype = _chunk(call), call.compute
+        plan = sequences(batch, time, bounds, chunk)
+        # A write gate that serves all columns adds up over them.
+        clear = 0 in (batch, time, vheads, K, V) or width(write) == 1
+        make = cleared if clear else fresh
+        grads: list[Array | None] = [
+            make(array.shape, dtype) if want and array is not None and i != 7 else None
+            for i, (array, want) in enumerate(zip(call.arrays, wanted, strict=True))
+        ]
         if 0 in (batch, vheads, K, V):
             return grads
-        chunk = _chunk(call)
-        plan = sequences(batch, time, bounds, chunk)
+        lanes = lanes_of(dtype)
+        panel = _panel(K, V, lanes)
         integers = (
             heads, vheads // heads, K, V, time, width(log_decay), width(erase), width(write), call.options[1], chunk,
-            d_output is not None, d_final_state is not None, *(grad is not None for grad in grads[:7]),
+            d_output is not None, d_final_state is not None, *(grad is not None for grad in grads[:7]), panel,
         )  # fmt: skip
         read = (*call.arrays[:6], *residuals, d_output, d_final_state)
         run(
-            kernels.backward,
-            call.compute,
+            gated_delta_backward.backward,
+            dtype,
             plan.number * heads,
             9.0 * batch * time * vheads * K * V,
-            kernels.backward_memory(K, V, chunk, lanes_of(call.compute)),
+            gated_delta_backward.memory_of(K, V, chunk, panel, lanes),
             integers,
-            (plan.table, _scale(call), *(flat(array, call.compute) for array in (*read, *grads[:7]))),
+            (plan.table, _scale(call), *(flat(array, dtype) for array in (*read, *grads[:7]))),
         )
         return grads
 
@@ -99,8 +110,9 @@ def _scale(call: Call) -> Array:
 
 
 def _chunk(call: Call) -> int:
+    """Tokens between two saved states: whole quads, as asked or as suits the cache."""
     asked = call.options[2]
-    return min(int(asked), _CHUNK) if asked else _CHUNK
+    return max(4, min(int(asked), 64) // 4 * 4) if asked else _CHUNK
 
 
 def _forward(
@@ -113,27 +125,43 @@ def _forward(
     V = V if columns is None else columns
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
-    output = numpy.empty((batch, time, vheads, V) if want_output else (0,), dtype)
-    last = numpy.empty((plan.number, vheads, K, V), dtype)
-    starts = numpy.empty((plan.states, vheads, K, V) if chunk else (0,), dtype)
+    output = fresh((batch, time, vheads, V) if want_output else (0,), dtype)
+    last = fresh((plan.number, vheads, K, V), dtype)
+    starts = fresh((plan.states, vheads, K, V) if chunk else (0,), dtype)
     keeps = bool(chunk) and erase is not None
-    updates = numpy.empty((batch, time, vheads, V) if keeps else (0,), dtype)
+    updates = fresh((batch, time, vheads, V) if keeps else (0,), dtype)
     if 0 in (batch, vheads, K, V):
         output[...] = 0
         return output, last, starts, updates
+    lanes = lanes_of(dtype)
+    task = _task_columns(K, V, lanes, plan.number * vheads)
     integers = (
         heads, vheads // heads, K, V, time, width(log_decay), width(erase), 0 if columns else width(write),
-        call.options[1], chunk, state is not None, columns is None, keeps, want_output,
+        call.options[1], chunk, state is not None, columns is None, keeps, want_output, task, 0, 0, 0, 0, 0,
     )  # fmt: skip
-    lanes = lanes_of(dtype)
     read = (query, key, value, log_decay, erase, write, state)
     run(
-        kernels.forward,
+        gated_delta_forward.forward,
         dtype,
-        plan.number * vheads * -(-V // (4 * lanes)),
+        plan.number * vheads * -(-V // task),
         4.0 * batch * time * vheads * K * V,
-        kernels.forward_memory(K, lanes),
+        gated_delta_forward.memory_of(K, task, lanes),
         integers,
         (plan.table, _scale(call), *(flat(array, dtype) for array in read), output, last, starts, updates),
     )
     return output, last, starts, updates
+
+
+def _panel(K: int, V: int, lanes: int) -> int:
+    """Columns whose states at a chunk's quads stay in the second-level cache."""
+    numbers = _PANEL_BYTES * lanes // (REGISTER_BYTES * K)
+    return max(1, min(numbers, V + lanes - 1) // lanes) * lanes
+
+
+def _task_columns(K: int, V: int, lanes: int, heads: int) -> int:
+    """Columns of a task: what the cache holds, or fewer if threads would have none. Columns do not meet: no bit changes."""
+    itemsize = REGISTER_BYTES // lanes
+    columns = max(2, min(_TASK_BYTES // (K * itemsize), V) // lanes) * lanes
+    while columns > 2 * lanes and heads * -(-V // columns) < get_num_threads():
+        columns = -(-columns // (2 * lanes)) * lanes
+    return columns

@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from scanfield.dispatch import Implementation
-from scanfield_numpy.gated_delta import GatedDelta
-from scanfield_numpy.linear import Linear
-from scanfield_numpy.selective import Selective
+from typing import Any
 
-_IMPLEMENTATIONS: dict[str, type[Implementation]] = {
+from scanfield.arrays import COMPLEX, HALF
+from scanfield.dispatch import Call, Grads, Verb
+from scanfield_numpy.gated_delta import GatedDelta
+from scanfield_numpy.half import Half, Verbs
+from scanfield_numpy.linear import Linear
+from scanfield_numpy.linear_complex import LinearComplex
+from scanfield_numpy.selective import Selective
+from scanfield_numpy.selective_complex import SelectiveComplex
+
+Array = Any
+
+_REAL: dict[str, type[Verbs]] = {
     "linear_scan": Linear,
     "selective_scan": Selective,
     "gdn2": GatedDelta,
 }
+_COMPLEX: dict[str, type[Verbs]] = {
+    "linear_scan": LinearComplex,
+    "selective_scan": SelectiveComplex,
+}
+_HALF, _ANY_COMPLEX = frozenset(HALF), frozenset(COMPLEX)
 
 
-def implementation(operation: str) -> Implementation:
+class Compiled:
+    """Implementation of an operation for all kinds of numbers that it takes."""
+
+    def __init__(self, operation: str) -> None:
+        self._real = _REAL[operation]()
+        self._complex = _COMPLEX.get(operation, _REAL[operation])()
+        self._half = Half(self)
+
+    def _chosen(self, call: Call) -> Verbs:
+        names = {array.dtype.name for array in call.arrays if hasattr(array, "dtype")}
+        if names & _HALF:
+            return self._half
+        return self._complex if names & _ANY_COMPLEX else self._real
+
+    def declines(self, call: Call, verb: Verb) -> str | None:
+        """Dtypes that no kernel takes."""
+        return self._real.declines(call, verb)
+
+    def forward(self, call: Call) -> tuple[Array, Array]:
+        """Output and final state."""
+        return self._chosen(call).forward(call)
+
+    def step(self, call: Call) -> tuple[Array, Array]:
+        """Output and state after one token."""
+        return self._chosen(call).step(call)
+
+    def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Output, final state and residuals."""
+        return self._chosen(call).save(call)
+
+    def backward(
+        self,
+        call: Call,
+        residuals: tuple[Array, ...],
+        d_output: Array | None,
+        d_final_state: Array | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The wanted gradients."""
+        return self._chosen(call).backward(call, residuals, d_output, d_final_state, wanted)
+
+    def summarise(self, call: Call) -> tuple[Array, Array]:
+        """Transition and final state from zero."""
+        return self._chosen(call).summarise(call)
+
+
+def implementation(operation: str) -> Compiled:
     """The implementation of an operation."""
-    return _IMPLEMENTATIONS[operation]()
+    return Compiled(operation)

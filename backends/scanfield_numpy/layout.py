@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from scanfield.arrays import HALF, REAL_OF
 from scanfield.dispatch import Call
 from scanfield_numpy.vector import lane_count
 
@@ -54,6 +55,33 @@ def flat(array: Array | None, dtype: str) -> Array:
     return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1)
 
 
+def rows(array: Array | None, dtype: str) -> tuple[Array, tuple[int, ...]]:
+    """An array in ``dtype`` whose rows (its last axis) are contiguous or one number over and over, and its steps.
+
+    The steps are the numbers from one element to the next along each axis, 0 along an axis of size 1. Copies only what
+    does not lie so: a transposed batch, a slice or flip of time, a broadcast axis stay where they are.
+    """
+    if array is None:
+        return _ABSENT[dtype], (0, 0, 0)
+    size = numpy.dtype(dtype).itemsize
+    if (
+        array.dtype != dtype
+        or not array.flags.aligned
+        or any(step % size for step in array.strides)
+        or (array.strides[-1] not in (0, size) and array.shape[-1] > 1)
+    ):
+        array = numpy.require(array, dtype, ("C", "A", "E"))
+    steps = zip(array.shape, array.strides, strict=True)
+    return array, tuple(0 if count == 1 else step // size for count, step in steps)
+
+
+def flat_complex(array: Array | None, dtype: str) -> Array:
+    """A complex array as a kernel takes it: flat, real and imaginary parts in turn."""
+    if array is None:
+        return _ABSENT[REAL_OF[dtype]]
+    return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1).view(REAL_OF[dtype])
+
+
 _ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
 
 
@@ -85,10 +113,11 @@ def reason_against(call: Call, index: int) -> str | None:
     for i, array in enumerate(call.arrays):
         if i == index or array is None:
             continue
-        if array.dtype.kind == "c":
-            return f"dtype {array.dtype.name}: complex numbers are left to the generic code"
-        if array.dtype.name not in _ABSENT:
-            return f"dtype {array.dtype.name}: kernels are compiled for float32 and float64"
-        if array.dtype.name != call.compute or not array.dtype.isnative:
+        name = array.dtype.name
+        if name in HALF:
+            continue  # widened a block at a time
+        if REAL_OF.get(name) not in _ABSENT:
+            return f"dtype {name}: kernels are compiled for float32 and float64"
+        if REAL_OF[name] != call.compute or not array.dtype.isnative:
             return f"dtype {array.dtype.str}: kernels take all arrays in the machine's own {call.compute}"
     return None

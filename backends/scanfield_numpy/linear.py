@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
+from scanfield.threads import get_num_threads
 from scanfield_numpy import linear_kernels as kernels
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences
+from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: a chunk's rebuilt states fit in cache.
 _CHUNK = 32
+# Registers of lanes in a task, at most and at least: rows that stream through memory are the faster the longer.
+_WIDEST, _NARROWEST, _WIDEST_BACK = 128, 8, 64
+# Sequences share a gradient in at most so many groups, whose sums are added up in their order.
+_GROUPS = 8
 
 
 class Linear:
@@ -41,36 +49,40 @@ class Linear:
     ) -> Grads:
         """The wanted gradients."""
         a, b, state, bounds = call.arrays
-        batch, time, width = _shape(call)
+        batch, time, width = shape = _shape(a, b)
         dtype = call.compute
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
-        blocks = -(-width // (kernels.BLOCK * lanes_of(dtype)))
+        lanes = _lanes(width, 1, _WIDEST_BACK, dtype)
+        blocks = -(-width // lanes)
+        shared = any(
+            want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
+        )
+        groups = max(1, min(plan.number, _GROUPS // max(blocks, 1))) if shared else plan.number
         sums = [
-            _partial(array, blocks, plan.number, batch, dtype) if want else None
+            _sums(array, shape, blocks, groups, plan.number, dtype) if want else _Sums(None, (0,) * 7)
             for array, want in zip((a, b), wanted, strict=False)
         ]
-        d_state = numpy.zeros(state.shape, dtype) if wanted[2] and state is not None else None
+        d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
         if 0 not in (batch, width):
+            cotangent, steps = rows(d_output, dtype)
+            given, common = _common(a, b, (lanes, chunk), shape, dtype)
             integers = (
-                *_common(call, chunk), batch, plan.number, d_output is not None, d_final_state is not None, wanted[0],
-                wanted[1], d_state is not None,
+                *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
+                d_state is not None, *sums[0].layout, *sums[1].layout,
             )  # fmt: skip
-            arrays = (a, b, *residuals, d_output, d_final_state, *sums, d_state)
+            arrays = (d_final_state, *(each.partial for each in sums), d_state)
             run(
                 kernels.backward,
                 dtype,
-                plan.number * blocks,
+                groups * blocks,
                 4.0 * batch * time * width,
-                kernels.BLOCK * lanes_of(dtype) * (2 + chunk),
+                lanes * (3 + chunk),
                 integers,
-                (plan.table, *(flat(array, dtype) for array in arrays)),
+                (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
             )
         with numpy.errstate(all="ignore"):
-            d_a, d_b = (
-                None if partial is None else _summed(partial, array)
-                for partial, array in zip(sums, (a, b), strict=True)
-            )
+            d_a, d_b = (_summed(each, array) for each, array in zip(sums, (a, b), strict=True))
         return d_a, d_b, d_state, None
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
@@ -78,18 +90,15 @@ class Linear:
         a, b, _, bounds = call.arrays
         call = call._replace(arrays=(a, b, None, bounds))
         state = _forward(call, 0, want_output=False)[1]
-        nothing = numpy.zeros((1, 1, 1), call.compute)
+        nothing = numpy.broadcast_to(numpy.zeros((), call.compute), b.shape)
         call = call._replace(arrays=(a, nothing, numpy.ones(state.shape, call.compute), bounds))
-        return _forward(call, 0, want_output=False, shape=_shape_of(a, b))[1], state
+        return _forward(call, 0, want_output=False)[1], state
 
 
-def _shape_of(a: Array, b: Array) -> tuple[int, ...]:
-    return tuple(m if n == 1 else n for n, m in zip(a.shape, b.shape, strict=True))
-
-
-def _shape(call: Call) -> tuple[int, ...]:
+def _shape(a: Array, b: Array) -> tuple[int, int, int]:
     """Batch, time and lanes."""
-    return _shape_of(*call.arrays[:2])
+    batch, time, width = (m if n == 1 else n for n, m in zip(a.shape, b.shape, strict=True))
+    return batch, time, width
 
 
 def _chunk(call: Call) -> int:
@@ -97,49 +106,76 @@ def _chunk(call: Call) -> int:
     return min(int(asked), _CHUNK) if asked else _CHUNK
 
 
-def _partial(array: Array, blocks: int, count: int, batch: int, dtype: str) -> Array:
-    """Zeros for the tasks' sums of a gradient: (blocks if one number serves all lanes, rows, time or 1, lanes or 1)."""
-    rows = count if array.shape[1] == 1 else batch
-    return numpy.zeros((blocks if array.shape[2] == 1 else 1, rows, *array.shape[1:]), dtype)
+def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
+    """Lanes of a task, whole registers, where so many tasks should share them."""
+    step = lanes_of(dtype)
+    registers = -(-width // (step * tasks))
+    return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
 
 
-def _summed(partial: Array, array: Array) -> Array:
-    """The gradient of an array from the tasks' sums, added up in their order."""
-    whole = partial[0] if partial.shape[0] == 1 else partial.sum(axis=0)
+def _common(
+    a: Array, b: Array, sizes: tuple[int, int], shape: tuple[int, int, int], dtype: str
+) -> tuple[tuple[Array, Array], tuple[int, ...]]:
+    """a and b as kernels take them; the integers that kernels have in common."""
+    (a, a_steps), (b, b_steps) = rows(a, dtype), rows(b, dtype)
+    lanes, chunk = sizes
+    return (a, b), (shape[2], lanes, shape[1], chunk, *a_steps, *b_steps)
+
+
+class _Sums(NamedTuple):
+    """A gradient that is wanted, in parts to be added up: (blocks or 1, groups or rows of the batch, time, lanes)."""
+
+    partial: Array | None
+    layout: tuple[int, ...]
+
+
+def _shared(array: Array, shape: tuple[int, int, int], count: int) -> bool:
+    """Whether several of so many sequences add to one gradient."""
+    return count > 1 and array.shape[0] == 1 and (shape[0] > 1 or array.shape[1] == 1)
+
+
+def _sums(
+    array: Array, shape: tuple[int, int, int], blocks: int, groups: int, count: int, dtype: str
+) -> _Sums:
+    _, time, width = array.shape
+    shared, whole = _shared(array, shape, count), width == shape[2]
+    lead, number = 1 if whole else blocks, groups if shared else array.shape[0]
+    adds = not whole or shared or time == 1
+    partial = (cleared if adds else fresh)((lead, number, time, width), dtype)
+    each_block, each_token = 0 if whole else number * time, width if time > 1 else 0
+    return _Sums(partial, (1, shared, each_block, time * width, each_token, whole, adds))
+
+
+def _summed(sums: _Sums, array: Array) -> Array | None:
+    """The gradient of an array."""
+    if sums.partial is None:
+        return None
+    whole = sums.partial[0] if sums.partial.shape[0] == 1 else sums.partial.sum(axis=0)
     return whole if whole.shape == array.shape else whole.sum(axis=0, keepdims=True)
 
 
-def _common(call: Call, chunk: int) -> tuple[int, ...]:
-    a, b, _, _ = call.arrays
-    return _strides(a, b, _shape(call), chunk)
-
-
-def _strides(a: Array, b: Array, shape: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    return shape[2], shape[1], chunk, *(stride(x, axis) for x in (a, b) for axis in range(3))
-
-
-def _forward(
-    call: Call, chunk: int, *, want_output: bool = True, shape: tuple[int, ...] | None = None
-) -> tuple[Array, Array, Array]:
+def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array, Array, Array]:
     """Output, final state, states at the chunks' starts."""
     a, b, state, bounds = call.arrays
-    shape = _shape(call) if shape is None else shape
-    batch, time, width = shape
+    batch, time, width = shape = _shape(a, b)
     dtype = call.compute
     plan = sequences(batch, time, bounds, chunk or 1)
-    output = numpy.empty(shape if want_output else (0,), dtype)
-    last = numpy.empty((plan.number, width), dtype)
-    starts = numpy.empty((plan.states, width) if chunk else (0,), dtype)
+    output = fresh(shape if want_output else (0, 0), dtype)
+    last = fresh((plan.number, width), dtype)
+    starts = fresh((plan.states, width) if chunk else (0,), dtype)
     if 0 in (batch, width):
         return output, last, starts
-    lanes = kernels.BLOCK * lanes_of(dtype)
+    threads = get_num_threads()
+    # One thread takes rows as long as may be; several want some tasks each.
+    lanes = _lanes(width, 1 if threads == 1 else -(-2 * threads // plan.number), _WIDEST, dtype)
+    given, common = _common(a, b, (lanes, chunk), shape, dtype)
     run(
         kernels.forward,
         dtype,
         plan.number * -(-width // lanes),
         2.0 * batch * time * width,
         lanes,
-        (*_strides(a, b, shape, chunk), state is not None, want_output),
-        (plan.table, *(flat(array, dtype) for array in (a, b, state)), output, last, starts),
+        (*common, state is not None, want_output, past_cache(output)),
+        (plan.table, *given, flat(state, dtype), output, last, starts),
     )
     return output, last, starts

@@ -9,6 +9,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import selective_kernels as kernels
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.memory import fresh
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: 16 make a chunk's rebuilt states fit in cache and the saved ones few.
@@ -144,9 +145,9 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     plan = sequences(batch, time, bounds, chunk or 1)
     step = lanes_of(dtype)
     blocks = -(-channels // step)
-    output = numpy.empty(u.shape if want_output else (0,), dtype)
-    last = numpy.empty((plan.number, channels, N), dtype)
-    starts = numpy.empty((plan.states, blocks, N, step) if chunk else (0,), dtype)
+    output = fresh(u.shape if want_output else (0,), dtype)
+    last = fresh((plan.number, channels, N), dtype)
+    starts = fresh((plan.states, blocks, N, step) if chunk else (0,), dtype)
     sums = numpy.empty((0,) if want_output else (plan.number, channels), dtype)
     if 0 in (batch, channels, N):
         output[...] = 0

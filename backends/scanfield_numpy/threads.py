@@ -15,34 +15,18 @@ from typing import Any
 
 import numpy
 
+from scanfield.threads import get_num_threads
 from scanfield_numpy.compiling import Kernel
+from scanfield_numpy.memory import fresh
 
 Array = Any
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
-_asked: int | None = None
 
 # Below so many multiplications a second thread costs more than it takes over (waking it takes some 35 us).
 WORTH_A_THREAD = 1_000_000
-
-
-def set_num_threads(count: Any) -> None:
-    """Threads that a call may use; None is one for each CPU that this process may run on."""
-    global _asked
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(f"count: {count!r}; allowed is an integer of at least 1, or None")
-    _asked = count
-
-
-def get_num_threads() -> int:
-    """Threads that a call may use now."""
-    if _asked is not None:
-        return _asked
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run(
@@ -70,7 +54,7 @@ def run(
         count = min(count, get_num_threads())
 
     def ranged(first: int, last: int) -> None:
-        own = numpy.empty(memory * kind.itemsize + 64, numpy.uint8)
+        own = fresh(memory * kind.itemsize + 64, numpy.uint8)
         address = own.__array_interface__["data"][0]
         compiled(first, last, place, address + -address % 64, kind)
 

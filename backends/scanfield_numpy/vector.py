@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import platform
 from typing import Any
 
 from llvmlite import binding, ir
@@ -44,6 +45,8 @@ def _register_bytes() -> int:
 
 
 REGISTER_BYTES = _register_bytes()
+REGISTERS = 32 if _host_features().get("avx512vl", platform.machine() in ("aarch64", "arm64")) else 16
+"""How many there are."""
 # One instruction scales by a power of two, subnormal results and overflow included.
 _SCALES = REGISTER_BYTES == 64 and _host_features().get("avx512f", False)
 
@@ -162,40 +165,146 @@ def _first_lanes(builder: Any, count: Any, width: int) -> Any:
     return builder.icmp_signed("<", ir.Constant(kind, list(range(width))), short)
 
 
+def _aligned(place: Any) -> Any:
+    return ir.Constant(ir.IntType(32), place.dtype.bitwidth // 8)
+
+
+def _load_first(builder: Any, place: Any, pointer: Any, count: Any, kind: Any) -> Any:
+    mask = _first_lanes(builder, count, kind.count)
+    shape = ir.FunctionType(kind, [pointer.type, ir.IntType(32), mask.type, kind])
+    function = cgutils.get_or_insert_function(builder.module, shape, f"llvm.masked.load.{_suffix(kind)}.p0")
+    return builder.call(function, [pointer, _aligned(place), mask, ir.Constant(kind, None)])
+
+
+def _store_first(builder: Any, place: Any, pointer: Any, count: Any, value: Any) -> None:
+    mask = _first_lanes(builder, count, value.type.count)
+    shape = ir.FunctionType(ir.VoidType(), [value.type, pointer.type, ir.IntType(32), mask.type])
+    name = f"llvm.masked.store.{_suffix(value.type)}.p0"
+    function = cgutils.get_or_insert_function(builder.module, shape, name)
+    builder.call(function, [value, pointer, _aligned(place), mask])
+
+
+def _either(builder: Any, condition: Any, whole: Any, edge: Any) -> Any:
+    """The value of one of two pieces of code."""
+    with builder.if_else(condition) as (then, otherwise):
+        with then:
+            first = whole()
+            first_block = builder.block
+        with otherwise:
+            second = edge()
+            second_block = builder.block
+    value = builder.phi(first.type)
+    value.add_incoming(first, first_block)
+    value.add_incoming(second, second_block)
+    return value
+
+
+def _is_whole(builder: Any, count: Any, width: int) -> Any:
+    return builder.icmp_signed(">=", count, ir.Constant(count.type, width))
+
+
+def _lanes_there(builder: Any, place: Any, pointer: Any, count: Any, kind: Any) -> Any:
+    return _either(
+        builder,
+        _is_whole(builder, count, kind.count),
+        lambda: builder.load(pointer, align=place.dtype.bitwidth // 8),
+        lambda: _load_first(builder, place, pointer, count, kind),
+    )
+
+
 @intrinsic
-def load_first(typing: Any, place: Any, offset: Any, count: Any, tag: Any) -> Any:
-    """A vector of ``count`` numbers; zeros in the other lanes, whose memory is not read."""
+def first_lanes(typing: Any, place: Any, offset: Any, count: Any, tag: Any) -> Any:
+    """A vector of which ``count`` lanes are there; zeros in the others, whose memory is not read."""
     vector = _vector_type(place.dtype, tag)
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        kind = _llvm(vector)
         pointer = _vector_address(builder, values[0], values[1], vector)
-        mask = _first_lanes(builder, values[2], vector.width)
-        shape = ir.FunctionType(kind, [pointer.type, ir.IntType(32), mask.type, kind])
-        name = f"llvm.masked.load.{_suffix(kind)}.p0"
-        function = cgutils.get_or_insert_function(builder.module, shape, name)
-        align = ir.Constant(ir.IntType(32), place.dtype.bitwidth // 8)
-        return builder.call(function, [pointer, align, mask, ir.Constant(kind, None)])
+        return _lanes_there(builder, place, pointer, values[2], _llvm(vector))
 
     return vector(place, types.int64, types.int64, tag), generate
 
 
 @intrinsic
-def store_first(typing: Any, place: Any, offset: Any, count: Any, vector: Any) -> Any:
-    """Write the first ``count`` numbers of a vector."""
+def put_lanes(typing: Any, place: Any, offset: Any, count: Any, vector: Any, tag: Any) -> Any:
+    """Write the first ``count`` lanes of a vector."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        with builder.if_else(_is_whole(builder, values[2], vector.width)) as (whole, edge):
+            with whole:
+                builder.store(values[3], pointer, align=place.dtype.bitwidth // 8)
+            with edge:
+                _store_first(builder, place, pointer, values[2], values[3])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, types.int64, vector, tag), generate
+
+
+@intrinsic
+def put_past_cache(typing: Any, place: Any, offset: Any, count: Any, vector: Any, past: Any) -> Any:
+    """``put_lanes``; where ``past`` is not 0 the place is one of a whole register, and the cache does not keep it."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        past = builder.icmp_signed("!=", values[4], ir.Constant(values[4].type, 0))
+        with builder.if_else(past) as (streamed, kept):
+            with streamed:
+                written = builder.store(values[3], pointer, align=REGISTER_BYTES)
+                one = ir.Constant(ir.IntType(32), 1)
+                written.set_metadata("nontemporal", builder.module.add_metadata([one]))
+            with kept, builder.if_else(_is_whole(builder, values[2], vector.width)) as (whole, edge):
+                with whole:
+                    builder.store(values[3], pointer, align=place.dtype.bitwidth // 8)
+                with edge:
+                    _store_first(builder, place, pointer, values[2], values[3])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, types.int64, vector, types.int64), generate
+
+
+@intrinsic
+def settle(typing: Any) -> Any:
+    """Everything that was written past the cache is there for other threads."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def pick(typing: Any, place: Any, offset: Any, count: Any, each: Any, tag: Any) -> Any:
+    """``first_lanes``; where ``each`` is 0 one number for all lanes, the place's first."""
+    vector = _vector_type(place.dtype, tag)
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         kind = _llvm(vector)
         pointer = _vector_address(builder, values[0], values[1], vector)
-        mask = _first_lanes(builder, values[2], vector.width)
-        shape = ir.FunctionType(ir.VoidType(), [kind, pointer.type, ir.IntType(32), mask.type])
-        name = f"llvm.masked.store.{_suffix(kind)}.p0"
-        function = cgutils.get_or_insert_function(builder.module, shape, name)
-        align = ir.Constant(ir.IntType(32), place.dtype.bitwidth // 8)
-        builder.call(function, [values[3], pointer, align, mask])
+        single = builder.icmp_signed("==", values[3], ir.Constant(values[3].type, 0))
+        return _either(
+            builder,
+            single,
+            lambda: _splat(builder, builder.load(values[0], align=place.dtype.bitwidth // 8), kind),
+            lambda: _lanes_there(builder, place, pointer, values[2], kind),
+        )
+
+    return vector(place, types.int64, types.int64, types.int64, tag), generate
+
+
+@intrinsic
+def fetch(typing: Any, place: Any, offset: Any) -> Any:
+    """Have the cache line at an offset ready soon; nothing happens where no memory is."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        word = ir.IntType(32)
+        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+        shape = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(function, [pointer, *(ir.Constant(word, x) for x in (0, 3, 1))])
         return context.get_dummy_value()
 
-    return types.void(place, types.int64, types.int64, vector), generate
+    return types.void(place, types.int64), generate
 
 
 @intrinsic

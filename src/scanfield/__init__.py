@@ -31,6 +31,7 @@ from scanfield.scans.linear import linear_scan
 from scanfield.scans.selective import selective_scan
 from scanfield.scans.ssd import ssd
 from scanfield.scans.surface import ScanResult, ScanStates
+from scanfield.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "Affine",
@@ -55,6 +56,7 @@ __all__ = [
     "gated_delta_product",
     "gated_delta_rule",
     "gdn2",
+    "get_num_threads",
     "gla",
     "kda",
     "linear_attention",
@@ -62,6 +64,7 @@ __all__ = [
     "operations",
     "retention",
     "selective_scan",
+    "set_num_threads",
     "ssd",
     "summarise",
     "use",

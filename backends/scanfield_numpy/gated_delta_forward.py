@@ -1,0 +1,293 @@
+"""The gated delta rule forward, compiled: four tokens in one pass over a state that lies in cache.
+
+What a quad (see ``gated_delta_quad``) does to the state is done by the pass of the next one. The lanes of a vector are
+value columns; a task is a sequence, a value head and some columns.
+
+Where a quad's results are not all finite its tokens are done once more one by one, as the recurrence has them: infinities
+then meet in the same order, and what is NaN there is NaN here. The tokens after the last whole quad, and so a single
+step, go the same way.
+"""
+
+from __future__ import annotations
+
+from scanfield_numpy.compiling import kernel, part
+from scanfield_numpy.gated_delta_quad import (
+    ADDRESSES,
+    B_WIDTH,
+    CHUNK,
+    COMBINED,
+    ERASE_PAIRS,
+    FLAGS,
+    GIVEN,
+    GROUP,
+    HEADS,
+    K_SIZE,
+    PAIRS,
+    QUAD,
+    SCALE,
+    TABLE,
+    TIME,
+    V_SIZE,
+    VALUE,
+    W_WIDTH,
+    WRITE,
+    combine,
+    take,
+)
+from scanfield_numpy.lanes import first_lanes, put_lanes
+from scanfield_numpy.layout import COLUMNS
+from scanfield_numpy.vector import (
+    FOUR,
+    ONE,
+    REGISTERS,
+    TWO,
+    at,
+    integers,
+    lanes,
+    load,
+    numbers,
+    shifted,
+    splat,
+    store,
+    total,
+    zero,
+    zeros,
+)
+
+HAS_STATE, HAS_VALUE, KEEPS_UPDATES, WANTS_OUTPUT, TASK_COLUMNS = range(FLAGS, FLAGS + 5)
+STATE, OUTPUT, LAST, STARTS, UPDATES = range(ADDRESSES, ADDRESSES + 5)
+
+# Two registers of columns need 16 accumulators.
+WIDE = TWO if REGISTERS == 32 else ONE
+
+
+@part
+def _pass(tag, o, width, K, S, before, now, up, sums, erases):
+    """All rows of the state, in the columns from ``o`` on: the quad before is done, and this one's sums over rows."""
+    step = lanes(S, ONE)
+    up, sums, S = shifted(up, o), shifted(sums, o), shifted(S, o)
+    up1, up2 = load(up, 0, tag), load(up, width, tag)
+    up3, up4 = load(up, 2 * width, tag), load(up, 3 * width, tag)
+    z = zeros(S, tag)
+    r1, r2, r3, r4, o1, o2, o3, o4 = z, z, z, z, z, z, z, z
+    for first in range(0, K, step):
+        for lane in range(min(step, K - first)):
+            b, c = shifted(before, first * COMBINED + lane), shifted(now, first * COMBINED + lane)
+            i = (first + lane) * width
+            s = load(S, i, tag) * at(b, 0)
+            s = s + up1 * at(b, step)
+            s = s + up2 * at(b, 2 * step)
+            s = s + up3 * at(b, 3 * step)
+            s = s + up4 * at(b, 4 * step)
+            store(S, i, s)
+            if erases:
+                r1 = r1 + s * at(c, 5 * step)
+                r2 = r2 + s * at(c, 6 * step)
+                r3 = r3 + s * at(c, 7 * step)
+                r4 = r4 + s * at(c, 8 * step)
+            o1 = o1 + s * at(c, 9 * step)
+            o2 = o2 + s * at(c, 10 * step)
+            o3 = o3 + s * at(c, 11 * step)
+            o4 = o4 + s * at(c, 12 * step)
+    store(sums, 0, r1)
+    store(sums, width, r2)
+    store(sums, 2 * width, r3)
+    store(sums, 3 * width, r4)
+    store(sums, 4 * width, o1)
+    store(sums, 5 * width, o2)
+    store(sums, 6 * width, o3)
+    store(sums, 7 * width, o4)
+
+
+@part
+def _settle(width, K, S, before, up, place, V, count):
+    """The quad before is done to the state, which goes to ``place``, rows of V columns, too."""
+    step = lanes(S, ONE)
+    for first in range(0, K, step):
+        for lane in range(min(step, K - first)):
+            b = shifted(before, first * COMBINED + lane)
+            for o in range(0, count, step):
+                i = (first + lane) * width + o
+                s = load(S, i, ONE) * at(b, 0)
+                for j in range(QUAD):
+                    s = s + load(up, j * width + o, ONE) * at(b, (1 + j) * step)
+                store(S, i, s)
+                put_lanes(place, (first + lane) * V + o, count - o, s, ONE)
+
+
+@part
+def _nothing(width, K, before, up, one):
+    """A quad that leaves the state as it is."""
+    step = lanes(up, ONE)
+    for first in range(0, K, step):
+        b = shifted(before, first * COMBINED)
+        store(b, 0, splat(up, one, ONE))
+        for j in range(QUAD):
+            store(b, (1 + j) * step, zeros(up, ONE))
+    for i in range(0, QUAD * width, step):
+        store(up, i, zeros(up, ONE))
+
+
+@part
+def _value(n, kind, v_row, column, count):
+    """y, the value times its write gate, for some columns."""
+    value, write = numbers(at(n, VALUE), kind), numbers(at(n, WRITE), kind)
+    V, w_width = at(n, V_SIZE), at(n, W_WIDTH)
+    y = zeros(value, ONE)
+    if at(n, HAS_VALUE):
+        y = first_lanes(value, v_row * V + column, count, ONE)
+        if w_width == 1:
+            y = y * at(write, v_row)
+        elif w_width:
+            y = y * first_lanes(write, v_row * V + column, count, ONE)
+    return y
+
+
+@part
+def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update):
+    """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
+
+    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least.
+    """
+    step = lanes(up, ONE)
+    V = at(n, V_SIZE)
+    for o in range(0, count, 4 * step):
+        left = count - o
+        found = zeros(up, FOUR)
+        for first in range(0, K, step):
+            for lane in range(min(step, K - first)):
+                x = shifted(given, first * GIVEN + lane)
+                s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
+                found = found + s * at(x, step)
+        store(sums, 0, found)
+        for i in range(0, min(left, 4 * step), step):
+            y = _value(n, kind, v_row, c0 + o + i, left - i)
+            if at(n, B_WIDTH):
+                y = y - load(sums, i, ONE)
+            store(up, i, y)
+            if at(n, KEEPS_UPDATES):
+                put_lanes(update, v_row * V + c0 + o + i, left - i, y, ONE)
+        new = load(up, 0, FOUR)
+        read = zeros(up, FOUR)
+        for first in range(0, K, step):
+            for lane in range(min(step, K - first)):
+                x = shifted(given, first * GIVEN + lane)
+                s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
+                s = s + new * at(x, 3 * step)
+                put_lanes(to, (first + lane) * t_width + o, left, s, FOUR)
+                read = read + s * at(x, 2 * step)
+        if at(n, WANTS_OUTPUT):
+            put_lanes(out, v_row * V + c0 + o, left, read, FOUR)
+
+
+@part
+def _quad(n, kind, v_row, next_row, c0, count, width, up, sums, pairs, out, update):
+    """Updates and outputs of a quad from its sums over rows, and whether all are finite."""
+    step = lanes(up, ONE)
+    V, erases = at(n, V_SIZE), at(n, B_WIDTH)
+    odd = zeros(up, ONE)
+    for o in range(0, count, step):
+        for j in range(QUAD):
+            u = _value(n, kind, v_row + j * next_row, c0 + o, count - o)
+            if erases:
+                u = u - load(sums, j * width + o, ONE)
+                for i in range(j):
+                    u = u - load(up, i * width + o, ONE) * at(pairs, j * (j - 1) // 2 + i)
+            store(up, j * width + o, u)
+            read = load(sums, (QUAD + j) * width + o, ONE)
+            for i in range(j + 1):
+                read = read + load(up, i * width + o, ONE) * at(pairs, ERASE_PAIRS + j * (j + 1) // 2 + i)
+            if at(n, WANTS_OUTPUT):
+                put_lanes(out, (v_row + j * next_row) * V + c0 + o, count - o, read, ONE)
+            if at(n, KEEPS_UPDATES):
+                put_lanes(update, (v_row + j * next_row) * V + c0 + o, count - o, u, ONE)
+            odd = odd + (u + read) * zero(up)
+    return total(odd) == zero(up)
+
+
+def memory_of(K: int, columns: int, step: int) -> int:
+    """Numbers of memory that a range of forward needs."""
+    tiles = -(-K // step)
+    return columns * (K + 3 * QUAD) + PAIRS * (step + 1) + tiles * step * (GIVEN + 2 * COMBINED)
+
+
+@kernel
+def forward(first_task, last_task, block, memory, kind):
+    """Tasks (sequence, value head, block of columns)."""
+    n = integers(block)
+    heads, group, K, V, time = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE), at(n, TIME)
+    chunk, erases = at(n, CHUNK), at(n, B_WIDTH)
+    state, last = numbers(at(n, STATE), kind), numbers(at(n, LAST), kind)
+    out, starts, update = (
+        numbers(at(n, OUTPUT), kind),
+        numbers(at(n, STARTS), kind),
+        numbers(at(n, UPDATES), kind),
+    )
+    vheads = heads * group
+    S = numbers(memory, kind)
+    step, wide = lanes(S, ONE), lanes(S, WIDE)
+    tiles = (K + step - 1) // step
+    one = at(numbers(at(n, SCALE), kind), 1)
+    blocks = (V + at(n, TASK_COLUMNS) - 1) // at(n, TASK_COLUMNS)
+    for task in range(first_task, last_task):
+        i_seq, j, c0 = task // (blocks * vheads), task // blocks % vheads, task % blocks * at(n, TASK_COLUMNS)
+        count = min(V - c0, at(n, TASK_COLUMNS))
+        table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
+        row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
+        width = (count + step - 1) // step * step
+        up = shifted(S, K * width)
+        sums = shifted(up, QUAD * width)
+        partial = shifted(sums, 2 * QUAD * width)
+        pairs = shifted(partial, PAIRS * step)
+        given = shifted(pairs, PAIRS)
+        before = shifted(given, tiles * GIVEN * step)
+        now = shifted(before, tiles * COMBINED * step)
+        own = ((i_seq * vheads + j) * K) * V + c0
+        if end - first == 1 and at(n, HAS_STATE) and not chunk:
+            place = row * time + first
+            take(n, kind, given, end - first - 1, place, j)
+            source, to = shifted(state, own), shifted(last, own)
+            _token(n, kind, place * vheads + j, c0, count, K, source, V, to, V, given, up, sums, out, update)
+            continue
+        for i in range(K):
+            for o in range(0, width, step):
+                s = zeros(S, ONE)
+                if at(n, HAS_STATE):
+                    s = first_lanes(state, own + i * V + o, count - o, ONE)
+                store(S, i * width + o, s)
+        _nothing(width, K, before, up, one)
+        pending = False
+        t = first
+        while t < end:
+            if chunk and (t - first) % chunk == 0:
+                place = (((saved + (t - first) // chunk) * vheads + j) * K) * V + c0
+                _settle(width, K, S, before, up, shifted(starts, place), V, count)
+                _nothing(width, K, before, up, one)
+                pending = False
+            tokens = min(QUAD, end - t)
+            place = row * time + t
+            for i in range(tokens):
+                take(n, kind, given, i, place + i, j)
+            finite = False
+            if tokens == QUAD:
+                combine(given, now, pairs, partial, tiles)
+                for o in range(0, width - wide + 1, wide):
+                    _pass(WIDE, o, width, K, S, before, now, up, sums, erases)
+                for o in range(width // wide * wide, width, step):
+                    _pass(ONE, o, width, K, S, before, now, up, sums, erases)
+                finite = _quad(
+                    n, kind, place * vheads + j, vheads, c0, count, width, up, sums, pairs, out, update
+                )
+                now, before = before, now
+                pending = finite
+            elif pending:
+                _settle(width, K, S, before, up, shifted(last, own), V, count)
+                pending = False
+            if not finite:
+                for i in range(tokens):
+                    v_row = (place + i) * vheads + j
+                    x = shifted(given, i * 4 * step)
+                    _token(n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update)
+                _nothing(width, K, before, up, one)
+            t += tokens
+        _settle(width, K, S, before, up, shifted(last, own), V, count)

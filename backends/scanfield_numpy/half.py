@@ -1,0 +1,300 @@
+"""Half precision in and out: a block of time at a time is widened, scanned from the carried state, and rounded.
+
+A block is as many rows and tokens as fit the second-level cache when widened, so no sequence is ever there twice.
+Backward goes through the blocks from last to first, from the states that ``save`` kept at their starts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy
+
+from scanfield.arrays import HALF
+from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+
+Array = Any
+
+# The widened arrays of a block: a second-level cache holds them.
+_BLOCK_BYTES = 2**20
+# Tokens of a block are a multiple of this, and so of the tokens between two states that the kernels save.
+_STEP = 32
+
+
+class Verbs(Implementation, Protocol):
+    """An implementation with every verb."""
+
+    def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Output, final state and residuals."""
+
+    def backward(
+        self,
+        call: Call,
+        residuals: tuple[Array, ...],
+        d_output: Array | None,
+        d_final_state: Array | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The wanted gradients."""
+
+    def step(self, call: Call) -> tuple[Array, Array]:
+        """Output and state after one token."""
+
+    def summarise(self, call: Call) -> tuple[Array, Array]:
+        """Transition and final state from zero."""
+
+
+class _Block(NamedTuple):
+    """Rows of the batch, tokens, and the sequences (rows of the states) that have tokens here."""
+
+    rows: slice
+    tokens: slice
+    states: slice
+    bounds: tuple[int, ...] | None
+
+
+class _Plan(NamedTuple):
+    """How a call is cut."""
+
+    inputs: tuple[Input, ...]
+    main: int
+    state: int
+    """Where the state stands in ``Call.arrays``."""
+    batch: int
+    time: int
+    sequences: int
+    blocks: tuple[_Block, ...]
+    """In the order of time."""
+
+    def varies(self, array: Array) -> bool:
+        """Whether a sequence array has a time axis of its own."""
+        return bool(array.shape[1] == self.time)
+
+    def place(self, array: Array, block: _Block) -> tuple[slice, slice]:
+        """A block's part of a sequence array, or of its gradient."""
+        whole = slice(None)
+        return (
+            block.rows if array.shape[0] == self.batch else whole,
+            block.tokens if self.varies(array) else whole,
+        )
+
+
+class Half:
+    """Implementation for calls with half-precision arrays, made of one for wide arrays."""
+
+    def __init__(self, wide: Verbs) -> None:
+        self._wide = wide
+
+    def declines(self, call: Call, verb: str) -> str | None:
+        """What the wide implementation says."""
+        return self._wide.declines(call, verb)  # type: ignore[arg-type]  # a verb
+
+    def forward(self, call: Call) -> tuple[Array, Array]:
+        """Output and final state."""
+        return self._run(call, keep=False)[:2]
+
+    step = forward
+
+    def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Output, final state and the states at the blocks' starts."""
+        return self._run(call, keep=True)
+
+    def _run(self, call: Call, *, keep: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+        plan = _plan(call)
+        output: Array = None
+        last = call.arrays[plan.state]
+        last = None if last is None else numpy.array(last)
+        starts = []
+        for block in plan.blocks:
+            y, after = self._wide.forward(
+                _part(call, plan, block, None if last is None else last[block.states])
+            )
+            if last is None:
+                last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
+            if output is None:
+                main = call.arrays[plan.main].dtype
+                kind = main if main.name in HALF and y.dtype.kind != "c" else y.dtype
+                output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
+            if keep:
+                starts.append(last[block.states].copy())
+            last[block.states] = after
+            with numpy.errstate(all="ignore"):
+                output[block.rows, block.tokens] = y
+        return output, last, tuple(starts)
+
+    def backward(
+        self,
+        call: Call,
+        residuals: tuple[Array, ...],
+        d_output: Array | None,
+        d_final_state: Array | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The wanted gradients: those of half arrays are rounded block by block."""
+        plan = _plan(call)
+        grads: list[Array | None] = [
+            numpy.zeros(array.shape, _gradient_dtype(call, plan, i)) if want and array is not None else None
+            for i, (array, want) in enumerate(zip(_without_index(call, plan), wanted, strict=True))
+        ]
+        first = residuals[0]
+        d_state = numpy.zeros((plan.sequences, *first.shape[1:]), first.dtype)
+        if d_final_state is not None:
+            d_state[...] = d_final_state
+        wants = tuple(want or i == plan.state for i, want in enumerate(wanted))
+        for block, start in zip(reversed(plan.blocks), reversed(residuals), strict=True):
+            part = _part(call, plan, block, start)
+            _, _, kept = self._wide.save(part)
+            d_y = None if d_output is None else d_output[block.rows, block.tokens]
+            d_y = None if d_y is None else _widened(d_y, call.compute)
+            found = self._wide.backward(part, kept, d_y, d_state[block.states], wants)
+            with numpy.errstate(all="ignore"):
+                for i, (entry, grad) in enumerate(zip(plan.inputs, grads, strict=True)):
+                    if i == plan.state or grad is None:
+                        continue
+                    if entry.role == "sequence":
+                        place = plan.place(call.arrays[i], block)
+                        if plan.varies(grad):
+                            grad[place] = found[i]
+                        else:
+                            grad[place] += found[i]
+                    else:
+                        grad += found[i]
+            d_state[block.states] = found[plan.state]
+        if grads[plan.state] is not None:
+            grads[plan.state] = d_state
+        return grads
+
+    def summarise(self, call: Call) -> tuple[Array, Array]:
+        """The blocks' maps, one after the other."""
+        plan = _plan(call)
+        diagonal = operation_of(call).diagonal(call)
+        transition: Array = None
+        state: Array = None
+        for block in plan.blocks:
+            M, N = self._wide.summarise(_part(call, plan, block, None))
+            if transition is None:
+                state = numpy.zeros((plan.sequences, *N.shape[1:]), N.dtype)
+                one = 1 if diagonal else numpy.eye(M.shape[-1], dtype=M.dtype)
+                transition = numpy.zeros((plan.sequences, *M.shape[1:]), M.dtype) + one
+            rows = block.states
+            with numpy.errstate(all="ignore"):
+                if diagonal:
+                    before = state[rows]
+                    # A product that overflowed meets a state that is exactly 0: nothing came in, nothing goes out.
+                    nothing = (before == 0) & ~numpy.isfinite(M)
+                    state[rows] = numpy.where(nothing, 0, M * before) + N
+                    transition[rows] *= M
+                else:
+                    state[rows] = M @ state[rows] + N
+                    transition[rows] = M @ transition[rows]
+        return transition, state
+
+
+def _without_index(call: Call, plan: _Plan) -> list[Array | None]:
+    return [
+        None if entry.role == "index" else array
+        for entry, array in zip(plan.inputs, call.arrays, strict=True)
+    ]
+
+
+def _gradient_dtype(call: Call, plan: _Plan, i: int) -> Any:
+    """Half for a half array, unless its gradient is yet to be summed: over tokens here, or by who made the call."""
+    array = call.arrays[i]
+    if array.dtype.name not in HALF:
+        return array.dtype
+    repeats = any(step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True))
+    twice = any(
+        j != i and other is not None and _address(other) == _address(array)
+        for j, other in enumerate(_without_index(call, plan))
+    )
+    return call.compute if repeats or twice or not plan.varies(array) else array.dtype
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _widened(array: Array, dtype: str) -> Array:
+    return array.astype(dtype) if array.dtype.name in HALF else array
+
+
+def _part(call: Call, plan: _Plan, block: _Block, state: Array | None) -> Call:
+    """One block as a call of its own, in wide arrays."""
+    arrays: list[Any] = []
+    for entry, array in zip(plan.inputs, call.arrays, strict=True):
+        if entry.role == "index":
+            arrays.append(block.bounds)
+        elif entry.role == "state":
+            arrays.append(state)
+        elif entry.role == "sequence" and array is not None:
+            arrays.append(_widened(array[plan.place(array, block)], call.compute))
+        else:
+            arrays.append(array)
+    return call._replace(arrays=tuple(arrays))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# where to cut
+
+
+def _plan(call: Call) -> _Plan:
+    operation = operation_of(call)
+    roles = [entry.role for entry in operation.inputs]
+    bounds = call.arrays[roles.index("index")]
+    dims: dict[str, int] = {"batch": 1, "time": 1}
+    for entry, array in zip(operation.inputs, call.arrays, strict=True):
+        if array is not None and entry.role != "index":
+            dims |= {axis: n for axis, n in zip(entry.axes, array.shape, strict=True) if n != 1}
+    batch, time = dims["batch"], dims["time"]
+    state = roles.index("state")
+    moving = [
+        array
+        for role, array in zip(roles, call.arrays, strict=True)
+        if role == "sequence" and array is not None and array.shape[1] == time
+    ]
+    widths = [prod(array.shape[2:]) for array in moving]
+    token = 8 if any(array.dtype.kind == "c" for array in moving) else 4
+    token *= sum(widths) + max(widths)  # the output is as wide as the widest, or less
+    held = 4 * prod(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    rows, tokens = _sizes(batch, max(token, 1), held)
+    if any(array.shape[0] != batch for array in moving):
+        rows = batch  # a gradient for all rows is summed before it is rounded
+    return _Plan(
+        operation.inputs,
+        operation.main_index,
+        state,
+        batch,
+        time,
+        batch if bounds is None else len(bounds) - 1,
+        tuple(_blocks(batch, time, max(rows, 1), tokens, bounds)),
+    )
+
+
+def _sizes(batch: int, token: int, held: int) -> tuple[int, int]:
+    """Rows and tokens of a block, from the bytes of a row's token and of its state.
+
+    A block is at least twice as large as the states kept for it.
+    """
+    least = -(-max(_STEP, 2 * held // token) // _STEP) * _STEP
+    rows = max(1, min(batch, _BLOCK_BYTES // (token * least)))
+    return rows, max(least, _BLOCK_BYTES // (token * rows) // _STEP * _STEP)
+
+
+def _blocks(
+    batch: int, time: int, rows: int, tokens: int, bounds: tuple[int, ...] | None
+) -> Iterator[_Block]:
+    for t0 in range(0, max(time, 1), tokens):
+        t1 = min(t0 + tokens, time)
+        if bounds is not None:
+            first, last = (
+                (bisect_right(bounds, t0) - 1, bisect_left(bounds, t1)) if time else (0, len(bounds) - 1)
+            )
+            inside = tuple(min(max(bound, t0), t1) - t0 for bound in bounds[first : last + 1])
+            yield _Block(slice(None), slice(t0, t1), slice(first, last), inside)
+            continue
+        for r0 in range(0, max(batch, 1), rows):
+            part = slice(r0, min(r0 + rows, batch))
+            yield _Block(part, slice(t0, t1), part, None)

@@ -1,0 +1,144 @@
+"""Memory for large results, aligned to registers and kept from one call to the next.
+
+The system clears every page of a new large array when it is first written, which takes longer than a scan that runs at
+the speed of memory. So the memory of a large result comes back here when the array and all its views and exports
+are gone, and a later result takes it. At most ``SCANFIELD_POOL_BYTES`` (256 MiB unless set; 0 for none) waits so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy
+
+from scanfield_numpy.vector import REGISTER_BYTES
+
+Array = Any
+
+_NAMES = getattr(os, "sysconf_names", {})
+
+SMALLEST = 1 << 20
+"""Bytes; a smaller array is numpy's own, whose allocator keeps small pieces itself."""
+LAST_CACHE = (os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in _NAMES else 0) or 32 << 20
+"""Bytes of the last level of cache."""
+_ALIGNED = 64
+# A larger array takes a block at most so much larger than itself.
+_FIT = 1.25
+
+
+def _limit() -> int:
+    asked = os.environ.get("SCANFIELD_POOL_BYTES", "")
+    if not asked:
+        return 256 << 20
+    if not asked.isdecimal():
+        raise ValueError(f"SCANFIELD_POOL_BYTES: {asked!r}; allowed is a number of bytes, 0 for none")
+    return int(asked)
+
+
+class _Pool:
+    """Blocks that wait for an array, the longest waiting first.
+
+    Nobody waits for the lock: a destructor may run in the middle of any line here, a signal's handler too. Who finds
+    the pool in use goes to the system.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.clear()
+
+    def clear(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: list[Array] = []
+        self.held = 0
+
+    def take(self, size: int) -> Array | None:
+        """The smallest block that fits."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            found = None
+            for i, block in enumerate(self._blocks):
+                if size <= block.nbytes <= _FIT * size and (
+                    found is None or block.nbytes < self._blocks[found].nbytes
+                ):
+                    found = i
+            if found is None:
+                return None
+            block = self._blocks.pop(found)
+            self.held -= block.nbytes
+            return block
+        finally:
+            self._lock.release()
+
+    def give(self, block: Array) -> None:
+        """Take a block back; the longest waiting ones make room for it."""
+        if block.nbytes > self.limit or not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self.held + block.nbytes > self.limit:
+                self.held -= self._blocks.pop(0).nbytes
+            self._blocks.append(block)
+            self.held += block.nbytes
+        finally:
+            self._lock.release()
+
+
+class _Owner:
+    """What an array's memory belongs to: the base of the array, and so alive as long as anything that reads it."""
+
+    __slots__ = ("__array_interface__", "_block", "_pool")
+
+    def __init__(self, block: Array, pool: _Pool, shape: tuple[int, ...], dtype: Any) -> None:
+        self._block, self._pool = block, pool
+        address = block.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "data": (address + -address % _ALIGNED, False),
+        }
+
+    def __del__(self) -> None:
+        self._pool.give(self._block)
+
+
+pool = _Pool(_limit())
+if hasattr(os, "register_at_fork"):
+    # Written by a forked child, a page of the parent's is copied, which costs more than a new one.
+    os.register_at_fork(after_in_child=pool.clear)
+
+
+def fresh(shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """``numpy.empty(shape, dtype)``, from a block that waits if it is large."""
+    return _array(shape, dtype, numpy.empty)
+
+
+def cleared(shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """``numpy.zeros(shape, dtype)``, from a block that waits if it is large."""
+    return _array(shape, dtype, numpy.zeros)
+
+
+def past_cache(array: Array) -> bool:
+    """Whether an array is best written past the cache: it is larger, and its rows begin where registers do."""
+    address = array.__array_interface__["data"][0]
+    return bool(array.nbytes > LAST_CACHE and (address | array.strides[-2]) % REGISTER_BYTES == 0)
+
+
+def _array(shape: int | tuple[int, ...], dtype: Any, make: Callable[..., Array]) -> Array:
+    kind = numpy.dtype(dtype)
+    axes = (shape,) if isinstance(shape, int) else tuple(shape)
+    size = prod(axes) * kind.itemsize
+    if size < SMALLEST:
+        return make(axes, kind)
+    block = pool.take(size + _ALIGNED)
+    waited = block is not None
+    if block is None:
+        block = make(size + _ALIGNED, numpy.uint8)
+    array = numpy.asarray(_Owner(block, pool, axes, kind))
+    if waited and make is numpy.zeros:
+        array.fill(0)  # a new block's pages are zeros when they are first touched
+    return array

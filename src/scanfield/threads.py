@@ -1,0 +1,68 @@
+"""How many threads of the CPU a call may use; backends with threads of their own ask here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy
+
+from scanfield.errors import ArgumentError
+
+_asked: int | None = None
+
+
+def set_num_threads(count: Any) -> None:
+    """Set how many CPU threads one call may use, in the whole process.
+
+    Parameters
+    ----------
+    count : int or None
+        At least 1; None is one for each CPU that the process may run on (its affinity, not all that the machine has).
+
+    Raises
+    ------
+    ArgumentError
+        If ``count`` is neither.
+
+    Notes
+    -----
+    Compiled implementations follow it (``numpy.numba``); no result depends on it, bit for bit. A small call stays in
+    the caller's thread. The array libraries' own threads (BLAS, PyTorch, JAX) have settings of their own.
+
+    Examples
+    --------
+    >>> import scanfield
+    >>> scanfield.set_num_threads(2)
+    >>> scanfield.get_num_threads()
+    2
+    >>> scanfield.set_num_threads(None)
+    """
+    global _asked
+    if count is None:
+        _asked = None
+        return
+    if isinstance(count, bool) or not isinstance(count, int | numpy.integer) or count < 1:
+        raise ArgumentError(f"count: {count!r}; allowed is an integer of at least 1, or None")
+    _asked = int(count)
+
+
+def get_num_threads() -> int:
+    """Return how many CPU threads one call may use now.
+
+    Returns
+    -------
+    int
+        What ``set_num_threads`` set; otherwise the CPUs that the process may run on at this moment.
+
+    Examples
+    --------
+    >>> import scanfield
+    >>> scanfield.get_num_threads() >= 1
+    True
+    """
+    if _asked is not None:
+        return _asked
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,184 @@
+"""Memory of large results: given back when nothing reads it, taken again, never shared by two results."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import python
+
+import scanfield
+
+pytest.importorskip("numba")
+
+from scanfield_numpy import memory
+
+pytestmark = pytest.mark.backend("numpy")
+
+LARGE = (3, memory.SMALLEST // 4)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pool of its own, which holds four arrays of this size."""
+    own = memory._Pool(4 * (LARGE[0] * memory.SMALLEST + 64))
+    monkeypatch.setattr(memory, "pool", own)
+    return own
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_an_array_like_any_other(pool: Any):
+    for dtype in (np.float32, "float64", np.complex64, np.int64):
+        x = memory.fresh(LARGE, dtype)
+        assert type(x) is np.ndarray and x.shape == LARGE and x.dtype == dtype
+        assert x.flags.c_contiguous and x.flags.aligned and x.flags.writeable
+        assert address(x) % 64 == 0
+        x[...] = 7
+        assert np.array_equal(pickle.loads(pickle.dumps(x)), x)
+    assert np.array_equal(memory.cleared(LARGE, "float32"), np.zeros(LARGE))
+    assert np.array_equal(memory.cleared(LARGE, "float32"), np.zeros(LARGE)), (
+        "a block that was written before"
+    )
+    assert memory.fresh((0, 5), "float32").shape == (0, 5)
+    assert memory.fresh(7, "float32").flags.owndata, "a small array is numpy's own"
+
+
+def test_memory_comes_back(pool: Any):
+    x = memory.fresh(LARGE, "float32")
+    where = address(x)
+    del x
+    assert pool.held
+    y = memory.fresh((LARGE[1], LARGE[0]), "float32")
+    assert address(y) == where and not pool.held
+    del y
+    assert address(memory.fresh((LARGE[0] * LARGE[1] - 9,), "float32")) == where, "a little smaller"
+    assert address(memory.fresh((LARGE[0] * LARGE[1] // 2,), "float32")) != where, "too small for the block"
+
+
+def exports() -> dict[str, Any]:
+    return {
+        "view": lambda x: x[1:, ::2],
+        "reshaped": lambda x: x.reshape(-1).view(np.int32)[5:6],
+        "memoryview": memoryview,
+        "dlpack": np.from_dlpack,
+        "capsule": lambda x: x.__dlpack__(),
+        "buffer": lambda x: np.frombuffer(x, np.uint8),
+        "iterator": lambda x: x.flat,
+    }
+
+
+@pytest.mark.parametrize("name", list(exports()))
+def test_whatever_reads_an_array_keeps_its_memory(pool: Any, name: str):
+    x = memory.fresh(LARGE, "float32")
+    where = address(x)
+    kept = exports()[name](x)
+    del x
+    gc.collect()
+    assert not pool.held
+    assert address(memory.fresh(LARGE, "float32")) != where
+    before = pool.held
+    del kept
+    gc.collect()
+    assert pool.held > before
+
+
+def test_no_more_is_held_than_the_limit(pool: Any):
+    arrays = [memory.fresh(LARGE, "float32") for _ in range(7)]
+    assert len({address(x) for x in arrays}) == 7
+    last = {address(x) for x in arrays[3:]}
+    while arrays:
+        del arrays[0]
+        assert pool.held <= pool.limit
+    assert pool.held > pool.limit // 2
+    assert {address(x) for x in [memory.fresh(LARGE, "float32") for _ in range(4)]} == last
+    huge = memory.fresh((pool.limit + 1,), "uint8")
+    del huge
+    assert pool.held <= pool.limit
+
+
+def test_a_pool_in_use_is_left_alone(pool: Any):
+    """A destructor that runs while the pool is in use by the same thread neither waits nor fails."""
+    x = memory.fresh(LARGE, "float32")
+    with pool._lock:
+        del x
+        assert memory.fresh(LARGE, "float32").shape == LARGE
+    assert not pool.held
+
+
+def test_threads_never_share_a_block(pool: Any):
+    def many(mark: int) -> bool:
+        right = True
+        for i in range(60):
+            x, y = memory.fresh(LARGE, "float32"), memory.fresh(LARGE, "float32")
+            x[:, ::1024], y[:, ::1024] = mark, -mark - i
+            right &= bool((x[:, ::1024] == mark).all() and (y[:, ::1024] == -mark - i).all())
+        return right
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(many, range(1, 9)))
+    assert 0 < pool.held <= pool.limit
+
+
+def test_results_of_a_scan(pool: Any):
+    a = np.full((2, 600, 1024), 0.5, np.float32)
+    first = scanfield.linear_scan(a, a, method="numpy.numba").output
+    second = scanfield.linear_scan(-a, a, method="numpy.numba").output
+    assert not np.shares_memory(first, second)
+    want, where = second.copy(), address(first)
+    del first
+    third = scanfield.linear_scan(a, -a, method="numpy.numba").output
+    assert address(third) == where
+    assert np.array_equal(second, want)
+    assert not np.shares_memory(second, third)
+
+
+FORK = """
+import os, warnings
+import numpy as np
+from scanfield_numpy import memory
+x = memory.fresh((memory.SMALLEST,), "float32")
+kept = memory.fresh((memory.SMALLEST,), "float32")
+kept[...] = 3
+del x
+assert memory.pool.held
+child = os.fork()
+if child == 0:
+    y = memory.fresh((memory.SMALLEST,), "float32")
+    y[...] = 5
+    kept[...] = 4
+    held = memory.pool.held
+    del kept
+    os._exit(0 if held == 0 and memory.pool.held > 0 else 3)
+assert os.waitpid(child, 0)[1] == 0
+assert (kept == 3).all()
+at_exit = memory.fresh((memory.SMALLEST,), "float32")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_starts_with_an_empty_pool():
+    python(FORK)
+
+
+LIMIT = """
+from scanfield_numpy import memory
+x = memory.fresh((memory.SMALLEST,), "float32")
+print(memory.pool.limit)
+del x
+print(memory.pool.held)
+"""
+
+
+def test_the_limit_is_set_by_the_environment():
+    assert python(LIMIT, SCANFIELD_POOL_BYTES="0").split() == ["0", "0"]
+    assert python(LIMIT).split() == [str(256 << 20), str((4 << 20) + 64)]
+    wrong = "try:\n    import scanfield_numpy.memory\nexcept ValueError as error:\n    print(error)"
+    assert "SCANFIELD_POOL_BYTES: '-1'" in python(wrong, SCANFIELD_POOL_BYTES="-1")
