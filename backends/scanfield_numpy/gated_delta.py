@@ -7,7 +7,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, width
-from scanfield_numpy.memory import cleared, fresh
+from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import get_num_threads, run
 from scanfield_numpy.vector import REGISTER_BYTES
 
@@ -135,9 +135,11 @@ def _forward(
         return output, last, starts, updates
     lanes = lanes_of(dtype)
     task = _task_columns(K, V, lanes, plan.number * vheads)
+    # One token of a large state is all reading and writing.
+    past = V % (4 * lanes) == 0 == task % (4 * lanes) and past_cache(last)
     integers = (
         heads, vheads // heads, K, V, time, width(log_decay), width(erase), 0 if columns else width(write),
-        call.options[1], chunk, state is not None, columns is None, keeps, want_output, task, 0, 0, 0, 0, 0,
+        call.options[1], chunk, state is not None, columns is None, keeps, want_output, task, past, 0, 0, 0, 0,
     )  # fmt: skip
     read = (query, key, value, log_decay, erase, write, state)
     run(

@@ -51,6 +51,7 @@ from scanfield_numpy.vector import (
     at,
     integers,
     lanes,
+    least,
     load,
     numbers,
     put,
@@ -97,7 +98,7 @@ def _turn_out(source, K, columns, V, to, width, square):
     for first in range(0, K, step):
         for o in range(0, columns, step):
             turned(shifted(source, first * width + o * step), square, step)
-            for i in range(min(step, K - first)):
+            for i in range(least(step, K - first)):
                 put_lanes(to, (first + i) * V + o, columns - o, load(square, i * step, ONE), ONE)
 
 
@@ -401,7 +402,7 @@ def memory_of(K: int, V: int, chunk: int, panel: int, step: int) -> int:
     return (
         rows * (-(-V // step) * step)
         + quads * quad
-        + max(PAIRS, QUAD * step) * step
+        + (PAIRS + QUAD * step) * step
         + (step + WEIGHTS + 1) * step
     )
 
@@ -438,7 +439,7 @@ def backward(first_task, last_task, block, memory, kind):
     dots = shifted(pairs, most * PAIRS)
     # For all:
     partial = shifted(dots, most * PAIRS * step)
-    square = shifted(partial, max(PAIRS, QUAD * step) * step)
+    square = shifted(partial, (PAIRS + QUAD * step) * step)
     weights = shifted(square, step * step)
     for task in range(first_task * group, last_task * group):
         i_seq, j = task // vheads, task % vheads
@@ -453,7 +454,7 @@ def backward(first_task, last_task, block, memory, kind):
                 store(dS, i, zeros(dS, ONE))
         for i_chunk in range((end - first + chunk - 1) // chunk - 1, -1, -1):
             t0 = first + i_chunk * chunk
-            tokens = min(chunk, end - t0)
+            tokens = least(chunk, end - t0)
             quads = (tokens + QUAD - 1) // QUAD
             for i in range(0, quads * sums_size, step):
                 store(sums, i, zeros(dS, ONE))
@@ -473,7 +474,7 @@ def backward(first_task, last_task, block, memory, kind):
                     partial, tiles,
                 )  # fmt: skip
             for c0 in range(0, V, panel):
-                count = min(panel, V - c0)
+                count = least(panel, V - c0)
                 width = (count + step - 1) // step * step
                 for i in range(quads * QUAD):
                     v_row = (row * time + t0 + i) * vheads + j
@@ -502,7 +503,7 @@ def backward(first_task, last_task, block, memory, kind):
                         tiles, width, whole, c, shifted(pairs, i * PAIRS), x, carry, partial,
                         shifted(dots, i * PAIRS * step),
                     )  # fmt: skip
-                    for m in range(min(QUAD, tokens - i * QUAD)):
+                    for m in range(least(QUAD, tokens - i * QUAD)):
                         v_row = (row * time + t0 + i * QUAD + m) * vheads + j
                         _columns_out(n, kind, x, m, v_row, c0, count)
                     _state_back(
@@ -515,7 +516,7 @@ def backward(first_task, last_task, block, memory, kind):
                     for m in range(0, PAIRS, step):
                         store(pairs, m, totals(dots, (i * PAIRS + m) * step))
                     _quad_rows(tiles, x, r, pairs, weights)
-                    for m in range(min(QUAD, tokens - i * QUAD)):
+                    for m in range(least(QUAD, tokens - i * QUAD)):
                         _token_rows(n, kind, x, r, m, row * time + t0 + i * QUAD + m, j, adds)
         if at(n, WANT_STATE):
             _turn_out(dS, K, V, V, shifted(d_state, own), whole, square)

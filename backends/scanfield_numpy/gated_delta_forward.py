@@ -44,8 +44,11 @@ from scanfield_numpy.vector import (
     at,
     integers,
     lanes,
+    least,
     load,
     numbers,
+    put_past_cache,
+    settle,
     shifted,
     splat,
     store,
@@ -54,7 +57,7 @@ from scanfield_numpy.vector import (
     zeros,
 )
 
-HAS_STATE, HAS_VALUE, KEEPS_UPDATES, WANTS_OUTPUT, TASK_COLUMNS = range(FLAGS, FLAGS + 5)
+HAS_STATE, HAS_VALUE, KEEPS_UPDATES, WANTS_OUTPUT, TASK_COLUMNS, PAST_CACHE = range(FLAGS, FLAGS + 6)
 STATE, OUTPUT, LAST, STARTS, UPDATES = range(ADDRESSES, ADDRESSES + 5)
 
 # Two registers of columns need 16 accumulators.
@@ -71,7 +74,7 @@ def _pass(tag, o, width, K, S, before, now, up, sums, erases):
     z = zeros(S, tag)
     r1, r2, r3, r4, o1, o2, o3, o4 = z, z, z, z, z, z, z, z
     for first in range(0, K, step):
-        for lane in range(min(step, K - first)):
+        for lane in range(least(step, K - first)):
             b, c = shifted(before, first * COMBINED + lane), shifted(now, first * COMBINED + lane)
             i = (first + lane) * width
             s = load(S, i, tag) * at(b, 0)
@@ -104,7 +107,7 @@ def _settle(width, K, S, before, up, place, V, count):
     """The quad before is done to the state, which goes to ``place``, rows of V columns, too."""
     step = lanes(S, ONE)
     for first in range(0, K, step):
-        for lane in range(min(step, K - first)):
+        for lane in range(least(step, K - first)):
             b = shifted(before, first * COMBINED + lane)
             for o in range(0, count, step):
                 i = (first + lane) * width + o
@@ -144,10 +147,11 @@ def _value(n, kind, v_row, column, count):
 
 
 @part
-def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update):
+def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, past):
     """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
 
-    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least.
+    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least. Where ``past`` is
+    not 0 the new state is written past the cache.
     """
     step = lanes(up, ONE)
     V = at(n, V_SIZE)
@@ -155,12 +159,12 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
         left = count - o
         found = zeros(up, FOUR)
         for first in range(0, K, step):
-            for lane in range(min(step, K - first)):
+            for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
                 s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
                 found = found + s * at(x, step)
         store(sums, 0, found)
-        for i in range(0, min(left, 4 * step), step):
+        for i in range(0, least(left, 4 * step), step):
             y = _value(n, kind, v_row, c0 + o + i, left - i)
             if at(n, B_WIDTH):
                 y = y - load(sums, i, ONE)
@@ -170,11 +174,11 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
         new = load(up, 0, FOUR)
         read = zeros(up, FOUR)
         for first in range(0, K, step):
-            for lane in range(min(step, K - first)):
+            for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
                 s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
                 s = s + new * at(x, 3 * step)
-                put_lanes(to, (first + lane) * t_width + o, left, s, FOUR)
+                put_past_cache(to, (first + lane) * t_width + o, left, s, past)
                 read = read + s * at(x, 2 * step)
         if at(n, WANTS_OUTPUT):
             put_lanes(out, v_row * V + c0 + o, left, read, FOUR)
@@ -231,7 +235,7 @@ def forward(first_task, last_task, block, memory, kind):
     blocks = (V + at(n, TASK_COLUMNS) - 1) // at(n, TASK_COLUMNS)
     for task in range(first_task, last_task):
         i_seq, j, c0 = task // (blocks * vheads), task // blocks % vheads, task % blocks * at(n, TASK_COLUMNS)
-        count = min(V - c0, at(n, TASK_COLUMNS))
+        count = least(V - c0, at(n, TASK_COLUMNS))
         table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
         row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
         width = (count + step - 1) // step * step
@@ -247,7 +251,25 @@ def forward(first_task, last_task, block, memory, kind):
             place = row * time + first
             take(n, kind, given, end - first - 1, place, j)
             source, to = shifted(state, own), shifted(last, own)
-            _token(n, kind, place * vheads + j, c0, count, K, source, V, to, V, given, up, sums, out, update)
+            _token(
+                n,
+                kind,
+                place * vheads + j,
+                c0,
+                count,
+                K,
+                source,
+                V,
+                to,
+                V,
+                given,
+                up,
+                sums,
+                out,
+                update,
+                at(n, PAST_CACHE),
+            )
+            settle()
             continue
         for i in range(K):
             for o in range(0, width, step):
@@ -264,7 +286,7 @@ def forward(first_task, last_task, block, memory, kind):
                 _settle(width, K, S, before, up, shifted(starts, place), V, count)
                 _nothing(width, K, before, up, one)
                 pending = False
-            tokens = min(QUAD, end - t)
+            tokens = least(QUAD, end - t)
             place = row * time + t
             for i in range(tokens):
                 take(n, kind, given, i, place + i, j)
@@ -287,7 +309,9 @@ def forward(first_task, last_task, block, memory, kind):
                 for i in range(tokens):
                     v_row = (place + i) * vheads + j
                     x = shifted(given, i * 4 * step)
-                    _token(n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update)
+                    _token(
+                        n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update, end - end
+                    )
                 _nothing(width, K, before, up, one)
             t += tokens
         _settle(width, K, S, before, up, shifted(last, own), V, count)

@@ -8,6 +8,7 @@ from scanfield.arrays import COMPLEX, HALF
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
+from scanfield_numpy.layout import OWN
 from scanfield_numpy.linear import Linear
 from scanfield_numpy.linear_complex import LinearComplex
 from scanfield_numpy.selective import Selective
@@ -36,7 +37,13 @@ class Compiled:
         self._half = Half(self)
 
     def _chosen(self, call: Call) -> Verbs:
-        names = {array.dtype.name for array in call.arrays if hasattr(array, "dtype")}
+        own = OWN.get(call.compute)
+        others = [
+            x.dtype for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own
+        ]
+        if not others:
+            return self._real
+        names = {dtype.name for dtype in others}
         if names & _HALF:
             return self._half
         return self._complex if names & _ANY_COMPLEX else self._real

@@ -46,13 +46,16 @@ def sequences(batch: int, time: int, bounds: tuple[int, ...] | None, chunk: int)
 
 
 def flat(array: Array | None, dtype: str) -> Array:
-    """An array as a kernel takes it: flat, contiguous, in ``dtype``; zero-size for one that is absent.
+    """An array as a kernel takes it: contiguous, in ``dtype``; zero-size for one that is absent.
 
     Copies only what does not lie so already.
     """
     if array is None:
         return _ABSENT[dtype]
-    return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1)
+    flags = array.flags
+    if array.dtype is OWN[dtype] and flags.c_contiguous and flags.aligned:
+        return array
+    return numpy.require(array, dtype, ("C", "A", "E"))
 
 
 def rows(array: Array | None, dtype: str) -> tuple[Array, tuple[int, ...]]:
@@ -82,6 +85,8 @@ def flat_complex(array: Array | None, dtype: str) -> Array:
     return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1).view(REAL_OF[dtype])
 
 
+OWN = {name: numpy.dtype(name) for name in ("float32", "float64")}
+"""The machine's own dtypes, one object each."""
 _ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
 
 
@@ -110,8 +115,9 @@ def reason_against(call: Call, index: int) -> str | None:
     bounds = call.arrays[index]
     if bounds is not None and not isinstance(bounds, tuple):
         return "cu_seqlens: its values are not on the host"
+    own = OWN.get(call.compute)
     for i, array in enumerate(call.arrays):
-        if i == index or array is None:
+        if i == index or array is None or array.dtype is own:
             continue
         name = array.dtype.name
         if name in HALF:

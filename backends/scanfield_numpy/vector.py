@@ -352,6 +352,16 @@ def zero(typing: Any, place: Any) -> Any:
 
 
 @intrinsic
+def least(typing: Any, a: Any, b: Any) -> Any:
+    """The smaller of two integers (Python's own min is a function to compile)."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return builder.select(builder.icmp_signed("<", values[0], values[1]), values[0], values[1])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
 def zeros(typing: Any, place: Any, tag: Any) -> Any:
     """0, in the place's dtype, in every lane."""
     vector = _vector_type(place.dtype, tag)

@@ -201,15 +201,23 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     state_name = next(entry.name for entry in record.inputs if entry.role == "state")
     names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
     known = tuple(own.parameters)
+    positional = tuple(name for name, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+    needed = tuple(name for name, p in own.parameters.items() if p.default is p.empty)
+    defaults = {name: p.default for name, p in own.parameters.items() if p.default is not p.empty}
 
     def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
         for keyword in kwargs:
             if keyword not in known:
                 raise unknown_keyword(f"{record.name}.step", keyword, known)
-        _check_binding(f"{record.name}.step", own, args, kwargs)
-        bound = own.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
+        # A token is little work, as much as inspect's own binding: that one is asked only for what to complain about.
+        by_position = positional[: len(args)]
+        arguments = {**defaults, **dict(zip(by_position, args, strict=False)), **kwargs}
+        if (
+            len(args) > len(positional)
+            or any(name in kwargs for name in by_position)
+            or any(name not in arguments for name in needed)
+        ):
+            _check_binding(f"{record.name}.step", own, args, kwargs)
         method = arguments.pop("method")
         arrays = {name: arguments.pop(name) for name in names}
         arrays[state_name] = arguments.pop("state")
