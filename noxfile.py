@@ -163,12 +163,19 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/."""
-    install(session, [], ["bench"])
-    options = [word for word in session.posargs if word.startswith("-")]
-    names = [word for word in session.posargs if not word.startswith("-")]
-    for name in names or sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py")):
-        session.run("python", f"benchmarks/{name}.py", *options, env=environment(session))
+    """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/.
+
+    Without options it also writes docs/performance.json and, from it, docs/performance.md.
+    """
+    install(session, ["numba", "torch", "jax"], ["bench"])
+    scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
+    options = [word for word in session.posargs if word not in scripts]
+    for name in [word for word in session.posargs if word in scripts] or scripts:
+        keeps = name == "scans_numpy" and not options
+        more = ["--output", "docs/performance.json"] if keeps else options
+        session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
+        if keeps:
+            session.run("python", "benchmarks/_page.py", "docs/performance.json", "docs/performance.md")
 
 
 # What a fresh environment says of an installed distribution.

@@ -12,11 +12,14 @@ import platform
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# Kernels of NumPy's BLAS for another machine than this one would slow the peers down.
+for _name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+    os.environ.pop(_name, None)
 
 
 def seconds(call: Callable[[], Any], *, least: float = 0.2, rounds: int = 7) -> float:
@@ -33,6 +36,32 @@ def seconds(call: Callable[[], Any], *, least: float = 0.2, rounds: int = 7) -> 
             call()
         samples.append((time.process_time() - start) / repeats)
     return statistics.median(samples)
+
+
+def rivals(
+    calls: Mapping[str, Callable[[], Any]], *, least: float = 1.0, rounds: int = 7
+) -> dict[str, float]:
+    """Median CPU seconds of each call. They take turns, so that whatever else the machine does meets all of them.
+
+    Each gets some `least` seconds in all; one that takes longer than that is run three times.
+    """
+    repeats, turns = {}, {}
+    for name, call in calls.items():
+        call()
+        start = time.process_time()
+        call()
+        once = max(time.process_time() - start, 1e-7)
+        turns[name] = rounds if once * rounds < 3 * least else 3
+        repeats[name] = max(1, round(least / rounds / once))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        for name, call in calls.items():
+            if turn < turns[name]:
+                start = time.process_time()
+                for _ in range(repeats[name]):
+                    call()
+                samples[name].append((time.process_time() - start) / repeats[name])
+    return {name: statistics.median(taken) for name, taken in samples.items()}
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
@@ -59,7 +88,7 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     """Print the rows, with the machine they were measured on."""
     import numpy
 
-    machine = {"python": platform.python_version(), "numpy": numpy.__version__, "machine": _processor()}
+    machine = {"python": platform.python_version(), "numpy": numpy.__version__, "machine": processor()}
     if as_json:
         print(json.dumps({"machine": machine, "rows": list(rows)}, indent=2))
         return
@@ -78,7 +107,8 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the machine calls its processor."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -9,7 +9,7 @@ Markers    backend("torch", ...)   runs only in a run of one of these; all other
 
 leave_out  a function of a test module, leave_out(backend, test, parameters) -> bool: which of its tests a run
            does without, because the library makes them dear and the others stand for them
-A test whose parameter `method` is that of the compiled scans runs on NumPy arrays that these take, where numba is.
+A test whose parameter `method` is that of the compiled scans runs on NumPy arrays, where numba is.
 
 A test that asks for `library` or `xp` runs with every backend. A test that asks for neither does not depend
 on an array library and runs in the numpy run only.
@@ -22,10 +22,8 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -118,23 +116,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rule = getattr(item.module, "leave_out", None)
         given = getattr(item, "callspec", _NONE).params
         dear = rule is not None and rule(name, item.originalname, given)
-        (kept if name in wanted and not dear and not declined(name, given) else left_out).append(item)
-        if given.get("method") == examples.COMPILED and importlib.util.find_spec("numba") is None:
+        compiled = given.get("method") == examples.COMPILED
+        if compiled and name != "numpy":
+            wanted = ("numpy",)
+        (kept if name in wanted and not dear else left_out).append(item)
+        if compiled and importlib.util.find_spec("numba") is None:
             item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))
         if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU that {name} can use"))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
-
-
-def declined(backend: str, given: Mapping[str, Any]) -> bool:
-    """Whether a test forces a method that does not serve the run's library, or does not take the test's arrays."""
-    method = given.get("method")
-    if method == examples.COMPILED and backend != "numpy":
-        return True
-    inputs = getattr(given.get("example") or given.get("call"), "inputs", {})
-    return bool(examples.declines(method, inputs, given.get("dtype", "float64")))
 
 
 @pytest.fixture(scope="session")

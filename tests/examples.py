@@ -43,21 +43,10 @@ GENERIC = {
 METHODS = {op: (*forms, COMPILED) for op, forms in GENERIC.items()}
 
 
-def declines(method: str | None, inputs: Mapping[str, Any], *dtypes: str) -> str:
-    """Why a method does not take such a call; empty where it does."""
-    if method != COMPILED:
-        return ""
-    if any(np.asarray(x).dtype.kind == "c" for x in inputs.values()):
-        return "complex numbers are left to the generic code"
-    if {"float16", "bfloat16"} & set(dtypes):
-        return "half precision is left to the generic code"
-    return ""
-
-
-def methods(library: Any, op: str, inputs: Mapping[str, Any] | None = None, *dtypes: str) -> list[str]:
-    """Of `METHODS`, those that can be forced on this library's arrays, and that take such a call."""
+def methods(library: Any, op: str) -> list[str]:
+    """Of `METHODS`, those that can be forced on this library's arrays."""
     compiles = library.name in ("numpy", "readonly") and importlib.util.find_spec("numba") is not None
-    return [m for m in METHODS[op] if (m != COMPILED or compiles) and not declines(m, inputs or {}, *dtypes)]
+    return [method for method in METHODS[op] if method != COMPILED or compiles]
 
 
 # Packed sequences of 7 tokens: an empty one first, one of 3, an empty one in the middle, one of a single

@@ -1,12 +1,15 @@
-"""Runs a script in a fresh interpreter, and lays out distributions that announce plugins to it."""
+"""Runs a script in a fresh interpreter, where nothing can be written if need be, and announces plugins to it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
@@ -31,6 +34,29 @@ def python(script: str, *arguments: object, path: tuple[Path, ...] = (), **envir
     )
     assert finished.returncode == 0, finished.stderr[-6000:] or finished.stdout[-6000:]
     return finished.stdout
+
+
+def read_only_but(folder: str) -> None:
+    """From here on this process may write into that folder alone, which is its temporary folder too.
+
+    By an audit hook, which binds a superuser as well. What is tried elsewhere fails as on a read-only disk.
+    """
+
+    def guard(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wax+")
+        elif event in ("os.mkdir", "os.rename", "os.remove"):
+            path, writes = arguments[0], True
+        else:
+            return
+        if not writes or not isinstance(path, str | bytes):
+            return
+        if not os.path.abspath(os.fsdecode(path)).startswith((folder, os.devnull)):
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    tempfile.tempdir = folder
+    sys.addaudithook(guard)
 
 
 def announce(folder: Path, name: str, target: str) -> Path:

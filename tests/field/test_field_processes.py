@@ -1,4 +1,4 @@
-"""Field reports F062, F063 and F065 to F067: import, plugins, threads and fork.
+"""Field reports F062 to F067: import, installation, plugins, threads and fork.
 
 The halves of F062 and F063 that load more than scanfield itself join with `compat` and `pinn`.
 """
@@ -6,6 +6,8 @@ The halves of F062 and F063 that load more than scanfield itself join with `comp
 from __future__ import annotations
 
 import os
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,56 @@ def test_f063_import_makes_nothing():
     assert float(python(LIGHT, python(THREADS_OF_NUMPY).strip())) < 0.3
 
 
+READ_ONLY = """
+    import os, sys
+    from processes import read_only_but
+    for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    installed, writable = sys.argv[1:]
+    read_only_but(writable)
+    import scanfield, scanfield_numpy
+    assert scanfield.__file__.startswith(installed) and scanfield_numpy.__file__.startswith(installed)
+    import arrays, reference
+    from draws import L
+    inputs = L(55, 1, 5, 3).inputs()
+    truth = reference.forward("linear_scan", inputs)
+    explained = scanfield.explain(scanfield.linear_scan, **inputs)
+    names = list(dict.fromkeys(verdict.candidate for verdict in explained.verdicts))
+    for name in names:
+        result, pullback = scanfield.vjp(scanfield.linear_scan, **inputs, method=name)
+        pullback(result.output)
+        result = scanfield.linear_scan(**inputs, method=name)
+        assert arrays.deviation(result.output, truth.output) <= 1e-12, name
+        assert arrays.deviation(result.final_state, truth.final_state) <= 1e-12, name
+    try:
+        open(os.path.join(installed, "probe"), "w")
+    except PermissionError:
+        print(*names)
+"""
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_f064_an_install_that_nobody_may_write_to(tmp_path, cached):
+    """Every candidate runs where only the temporary folder can be written; a cache there is filled."""
+    installed, writable = tmp_path / "installed", tmp_path / "writable"
+    writable.mkdir()
+    for package in ("scanfield", "scanfield_numpy"):
+        ours = Path(find_spec(package).origin).parent
+        shutil.copytree(ours, installed / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (*installed.rglob("*"), installed):
+        path.chmod(path.stat().st_mode & ~0o222)
+    cache = str(writable / "kernels") if cached else ""
+    try:
+        said = python(READ_ONLY, installed, writable, path=(installed, *HERE), SCANFIELD_CACHE_DIR=cache)
+    finally:
+        for path in (installed, *installed.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o200)  # so that it can be removed
+    compiled = ["numpy.numba"] if find_spec("numba") else []
+    assert said.split() == [*compiled, "generic.recurrent", "generic.blocked"]
+    assert not any(path.suffix in (".pyc", ".nbi") for path in installed.rglob("*"))
+    assert any(writable.rglob("*.nbi")) is bool(cached and compiled)
+
+
 PLUGIN = """
     import warnings, sys
     import scanfield
@@ -171,12 +223,12 @@ FIRST_CALLS = """
 
 @pytest.mark.backend("numpy", "torch", "jax")
 def test_f066_eight_threads_make_the_first_call_at_once(request):
-    """In twenty fresh processes. Three where another library comes in beside NumPy: importing it is most of the time, and
-    the table that is filled is the same."""
+    """In twenty fresh processes. Three where another library comes in beside NumPy, be it numba: importing it is most of
+    the time, and the table that is filled is the same."""
     backend = request.config.getoption("--backend")
     libraries = ",".join(dict.fromkeys(["numpy", backend]))
     alone = python(FIRST_CALLS, "one thread", libraries, path=HERE)
-    for _ in range(20 if backend == "numpy" else 3):
+    for _ in range(20 if backend == "numpy" and find_spec("numba") is None else 3):
         assert python(FIRST_CALLS, "threads", libraries, path=HERE) == alone
 
 

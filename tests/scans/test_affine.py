@@ -64,7 +64,7 @@ def case(request) -> Example:
 
 
 def test_a_summary_maps_the_state(library: Library, case: Example):
-    for method in methods(library, case.op, case.inputs):
+    for method in methods(library, case.op):
         block = scanfield.summarise(
             operation(case.op), **cut(library.arrays(case.inputs), 0, 7), **case.options, method=method
         )

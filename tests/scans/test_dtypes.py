@@ -35,7 +35,7 @@ def test_half_in_half_out(library: Library, op: str, dtype: str):
     e = Example(f"{op} {dtype}", op, op_inputs(op, f"{op} {dtype}", time=library.time(9)))
     truth, gradients = e.truth(dtype), None
     d_output, d_final = e.cotangents(dtype)
-    for method in methods(library, op, e.inputs, dtype):
+    for method in methods(library, op):
         cotangents = library.array(d_output, dtype), library.array(d_final, "float32")
         got = vjp_on(library, op, library.arrays(e.inputs, dtype), cotangents, method=method)
         assert library.dtype(got.output) == dtype
@@ -72,7 +72,7 @@ def test_the_carry_is_not_half(library: Library, op: str, dtype: str):
         "selective_scan": {"u": one, "delta": small, "A": -1e-8 * np.ones((1, 1)), "B": one, "C": one},
         "gdn2": {"query": one[..., None], "key": one[..., None], "value": small[..., None]},
     }[op]
-    for method in methods(library, op, inputs, dtype):
+    for method in methods(library, op):
         got = call(library, op, inputs, dtype, method=method)
         assert abs(library.numpy(got.final_state).ravel()[0] - time * step) <= 1e-5
         assert abs(library.numpy(got.output).ravel()[-1] - time * step) <= HALF[dtype]

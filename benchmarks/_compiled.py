@@ -1,0 +1,100 @@
+"""The C loops in c/scans.c, built into a temporary folder, and called on NumPy arrays."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SOURCE = Path(__file__).resolve().parent / "c" / "scans.c"
+IEEE = ("-O3", "-march=native", "-std=gnu11")
+FAST = (*IEEE, "-ffast-math")
+
+
+class Absent(Exception):
+    """Why there is no compiled C."""
+
+
+class Loops:
+    """One build of the loops. Each makes its outputs anew, as a call of scanfield does."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.lanes: int = library.lanes()
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        convert = {
+            int: ctypes.c_ssize_t,
+            float: ctypes.c_float,
+            np.ndarray: lambda x: ctypes.c_void_p(x.ctypes.data),
+        }
+        getattr(self._library, name)(*(convert[type(x)](x) for x in arguments))
+
+    def selective(self, u, delta, A, B, C):
+        """The selective scan of one sequence."""
+        _, time, channels = u.shape
+        N = A.shape[1]
+        output, last = np.empty_like(u), np.empty((1, channels, N), np.float32)
+        work = np.empty(2 * N * self.lanes, np.float32)
+        self._run("selective", time, channels, N, u, delta, A, B, C, output, last, work)
+        return output, last
+
+    def gdn2(self, query, key, value, log_decay, erase, write):
+        """The gated delta rule of one sequence."""
+        _, time, heads, K = query.shape
+        V = value.shape[3]
+        output, last = np.empty_like(value), np.empty((1, heads, K, V), np.float32)
+        work = np.empty((K + 2) * 4 * self.lanes + 4 * K, np.float32)
+        arrays = (query, key, value, log_decay, erase, write, output, last, work)
+        self._run("gated_delta", time, heads, K, V, K**-0.5, *arrays)
+        return output, last
+
+    def linear(self, a, b):
+        """The linear scan."""
+        output, last = np.empty_like(a), np.empty((a.shape[0], a.shape[2]), np.float32)
+        self._run("linear", *a.shape, a, b, output, last)
+        return output, last
+
+    def triad(self, a, b, output):
+        """STREAM's triad into an array that is there."""
+        self._run("triad", output.size, a, b, output)
+
+
+@functools.cache
+def loops(flags: tuple[str, ...]) -> Loops:
+    """The loops built with these flags."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise Absent("no gcc here")
+    folder = Path(tempfile.mkdtemp(prefix="scanfield-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / "scans.so"
+    wide = ("-mprefer-vector-width=512",) if "avx512f" in _processor_flags() else ()
+    command = [compiler, *flags, *wide, "-shared", "-fPIC", str(SOURCE), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Absent(f"gcc failed: {done.stderr.splitlines()[0]}")
+    return Loops(ctypes.CDLL(str(target)))
+
+
+def version() -> str | None:
+    """Of the compiler."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0]
+
+
+def _processor_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""

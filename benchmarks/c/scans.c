@@ -1,0 +1,171 @@
+/* The scans' forward loops as one would write them in C by hand: the limit that the compiled scans are held to.
+
+   Same loops and same exp as the kernels of scanfield_numpy, on contiguous float32 arrays, in vectors of one register.
+   Built twice: with IEEE rules, and with -ffast-math. Options, packs, ragged widths and saved states are left out, so
+   sizes must be multiples of LANES (of 4 * LANES for gdn2's V).
+*/
+#include <stddef.h>
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#else
+#include <math.h>
+#endif
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#define LOAD(p) (*(const vec *)(p))
+#define STORE(p, x) (*(vec *)(p) = (x))
+
+int lanes(void) { return LANES; }
+
+/* exp to one unit in the last place; NaN, infinities and subnormal results as IEEE 754 has them. */
+static inline __attribute__((always_inline)) vec exp_(vec x)
+{
+    const float low = -104.0f, high = 89.0f;
+    vec n, r, p;
+#ifdef __AVX512F__
+    /* In this order of operands a NaN passes. */
+    x = (vec)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
+    n = (vec)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), 8);
+#elif defined(__AVX2__)
+    x = (vec)_mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), (__m256)x));
+    n = (vec)_mm256_round_ps((__m256)(x * 1.44269504088896341f), 8);
+#else
+    for (int j = 0; j < LANES; j++) {
+        x[j] = x[j] < low ? low : x[j] > high ? high : x[j];
+        n[j] = nearbyintf(x[j] * 1.44269504088896341f);
+    }
+#endif
+    r = x - n * 0.693145751953125f;
+    r = r - n * 1.42860682030941723212e-6f;
+    p = (vec){} + 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+#ifdef __AVX512F__
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    /* In two steps, since 2^n alone may not be a normal number. */
+    ivec whole = __builtin_convertvector(n, ivec), half = whole >> 1;
+    return p * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
+#endif
+}
+
+/* u, delta, output (time, channels); A (channels, N); B, C (time, N); work 2 N LANES floats. */
+void selective(ptrdiff_t time, ptrdiff_t channels, ptrdiff_t N, const float *u, const float *delta, const float *A,
+               const float *B, const float *C, float *output, float *last, float *work)
+{
+    float *h = work, *a = work + N * LANES;
+    for (ptrdiff_t c = 0; c < channels; c += LANES) {
+        for (ptrdiff_t m = 0; m < N; m++)
+            for (int j = 0; j < LANES; j++) {
+                h[m * LANES + j] = 0;
+                a[m * LANES + j] = A[(c + j) * N + m];
+            }
+        for (ptrdiff_t t = 0; t < time; t++) {
+            vec s = LOAD(delta + t * channels + c), x = s * LOAD(u + t * channels + c), r = {};
+            const float *b = B + t * N, *read = C + t * N;
+            for (ptrdiff_t m = 0; m < N; m++) {
+                vec y = exp_(s * LOAD(a + m * LANES)) * LOAD(h + m * LANES) + x * b[m];
+                STORE(h + m * LANES, y);
+                r += y * read[m];
+            }
+            STORE(output + t * channels + c, r);
+        }
+        for (ptrdiff_t m = 0; m < N; m++)
+            for (int j = 0; j < LANES; j++)
+                last[(c + j) * N + m] = h[m * LANES + j];
+    }
+}
+
+/* Arrays (time, heads, K or V), state (heads, K, V); work (K + 2) 4 LANES + 4 K floats. The update of a token is still
+   pending when the next one reads a row, so that a token is one pass over the state. */
+void gated_delta(ptrdiff_t time, ptrdiff_t heads, ptrdiff_t K, ptrdiff_t V, float scale, const float *query,
+                 const float *key, const float *value, const float *log_decay, const float *erase, const float *write,
+                 float *output, float *last, float *work)
+{
+    enum { WIDTH = 4 * LANES };
+    float *S = work, *decay = S + K * WIDTH, *e = decay + K, *q = e + K;
+    for (ptrdiff_t h = 0; h < heads; h++)
+        for (ptrdiff_t c = 0; c < V; c += WIDTH) {
+            vec up0 = {}, up1 = {}, up2 = {}, up3 = {};
+            const float *before = key + h * K;
+            for (ptrdiff_t i = 0; i < K * WIDTH; i++)
+                S[i] = 0;
+            for (ptrdiff_t t = 0; t < time; t++) {
+                const float *k = key + (t * heads + h) * K;
+                ptrdiff_t row = (t * heads + h) * K, place = (t * heads + h) * V + c;
+                vec r0 = {}, r1 = {}, r2 = {}, r3 = {}, o0 = {}, o1 = {}, o2 = {}, o3 = {}, sum = {};
+                float dot = 0;
+                for (ptrdiff_t i = 0; i < K; i += LANES) {
+                    vec query_i = LOAD(query + row + i) * scale, key_i = LOAD(k + i);
+                    STORE(decay + i, exp_(LOAD(log_decay + row + i)));
+                    STORE(e + i, LOAD(erase + row + i) * key_i);
+                    STORE(q + i, query_i);
+                    sum += query_i * key_i;
+                }
+                for (int j = 0; j < LANES; j++)
+                    dot += sum[j];
+                for (ptrdiff_t i = 0; i < K; i++) {
+                    float *p = S + i * WIDTH, b = before[i], d = decay[i], f = e[i], g = q[i];
+                    vec s0 = (LOAD(p) + up0 * b) * d, s1 = (LOAD(p + LANES) + up1 * b) * d;
+                    vec s2 = (LOAD(p + 2 * LANES) + up2 * b) * d, s3 = (LOAD(p + 3 * LANES) + up3 * b) * d;
+                    STORE(p, s0), STORE(p + LANES, s1), STORE(p + 2 * LANES, s2), STORE(p + 3 * LANES, s3);
+                    r0 += s0 * f, r1 += s1 * f, r2 += s2 * f, r3 += s3 * f;
+                    o0 += s0 * g, o1 += s1 * g, o2 += s2 * g, o3 += s3 * g;
+                }
+                const float *y = value + place, *w = write + place;
+                float *out = output + place;
+                up0 = LOAD(w) * LOAD(y) - r0;
+                up1 = LOAD(w + LANES) * LOAD(y + LANES) - r1;
+                up2 = LOAD(w + 2 * LANES) * LOAD(y + 2 * LANES) - r2;
+                up3 = LOAD(w + 3 * LANES) * LOAD(y + 3 * LANES) - r3;
+                STORE(out, o0 + up0 * dot), STORE(out + LANES, o1 + up1 * dot);
+                STORE(out + 2 * LANES, o2 + up2 * dot), STORE(out + 3 * LANES, o3 + up3 * dot);
+                before = k;
+            }
+            for (ptrdiff_t i = 0; i < K; i++) {
+                float *p = S + i * WIDTH, *to = last + (h * K + i) * V + c;
+                STORE(to, LOAD(p) + up0 * before[i]), STORE(to + LANES, LOAD(p + LANES) + up1 * before[i]);
+                STORE(to + 2 * LANES, LOAD(p + 2 * LANES) + up2 * before[i]);
+                STORE(to + 3 * LANES, LOAD(p + 3 * LANES) + up3 * before[i]);
+            }
+        }
+}
+
+/* a, b, output (batch, time, width); last (batch, width). */
+void linear(ptrdiff_t batch, ptrdiff_t time, ptrdiff_t width, const float *a, const float *b, float *output,
+            float *last)
+{
+    for (ptrdiff_t row = 0; row < batch; row++) {
+        float *h = last + row * width;
+        for (ptrdiff_t i = 0; i < width; i++)
+            h[i] = 0;
+        for (ptrdiff_t t = 0; t < time; t++) {
+            ptrdiff_t place = (row * time + t) * width;
+            for (ptrdiff_t i = 0; i < width; i += LANES) {
+                vec y = LOAD(a + place + i) * LOAD(h + i) + LOAD(b + place + i);
+                STORE(h + i, y);
+                STORE(output + place + i, y);
+            }
+        }
+    }
+}
+
+/* STREAM's triad. */
+void triad(ptrdiff_t count, const float *restrict a, const float *restrict b, float *restrict output)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        output[i] = a[i] + 0.5f * b[i];
+}
