@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -30,6 +30,12 @@ _FUSED = ("contract",)
 
 
 def _host_features() -> dict[str, bool]:
+    """What the processor has that numba compiles for: this machine's, unless numba was told another one."""
+    if config.CPU_FEATURES is not None:
+        told = [word.strip() for word in config.CPU_FEATURES.split(",")]
+        return {word[1:]: word[0] == "+" for word in told if word[:1] in ("+", "-")}
+    if config.CPU_NAME is not None:
+        return {}
     return dict(binding.get_host_cpu_features())
 
 
