@@ -3,7 +3,8 @@
 Forward, a task is a sequence and a block of channels. Backward, it is a sequence and a part of the blocks: for each
 chunk, from the last to the first, each block's states and decays are computed once more from the state saved at the
 chunk's start, and the gradients of B and C are summed lane by lane over the blocks before lanes are added up. Symbols
-as in Gu and Dao, "Mamba", arXiv 2312.00752, equation 2: h_t = exp(s_t A) h_(t-1) + s_t u_t B_t.
+as in Gu and Dao, "Mamba", arXiv 2312.00752, equation 2: h_t = exp(s_t A) h_(t-1) + s_t u_t B_t. A comes multiplied by
+log2(e), since a power of 2 is the cheaper exponential.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scanfield_numpy.vector import (
     ONE,
     at,
     clamp,
-    exp,
+    exp2,
     integers,
     lanes,
     load,
@@ -40,13 +41,14 @@ from scanfield_numpy.vector import (
 ) = range(14)  # fmt: skip
 HAS_STATE, WANTS_OUTPUT, WANTS_SUMS = range(14, 17)
 PARTS, SEQUENCES, BATCH, HAS_D_OUTPUT, HAS_D_LAST, WANT_U, WANT_DELTA, WANT_Z, WANT_STATE = range(14, 23)
+WANT_A, WANT_B, WANT_C = range(23, 26)
 (
     TABLE, LIMITS, AT_U, AT_DELTA, AT_A, AT_B, AT_C, AT_D, AT_Z, AT_BIAS, AT_STATE, OUTPUT, LAST, STARTS, SUMS,
 ) = range(17, 17 + 15)  # fmt: skip
 (
     BACK_TABLE, BACK_LIMITS, BACK_U, BACK_DELTA, BACK_A, BACK_B, BACK_C, BACK_D, BACK_Z, BACK_BIAS, BACK_STARTS,
     D_OUTPUT, D_LAST, D_U, D_DELTA, D_A, D_B, D_C, D_D, D_Z, D_BIAS, D_STATE,
-) = range(23, 23 + 22)  # fmt: skip
+) = range(26, 26 + 22)  # fmt: skip
 
 
 @part
@@ -96,13 +98,13 @@ def _walk(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered):
     if gathered:
         for m in range(N):
             i = m * step
-            y = exp(s * load(a, i, ONE)) * load(h, i, ONE) + x * load(b_lanes, i, ONE)
+            y = exp2(s * load(a, i, ONE)) * load(h, i, ONE) + x * load(b_lanes, i, ONE)
             store(h, i, y)
             r = r + y * load(c_lanes, i, ONE)
     else:
         for m in range(N):
             i = m * step
-            y = exp(s * load(a, i, ONE)) * load(h, i, ONE) + x * at(b_row, m)
+            y = exp2(s * load(a, i, ONE)) * load(h, i, ONE) + x * at(b_row, m)
             store(h, i, y)
             r = r + y * at(c_row, m)
     return r
@@ -201,7 +203,7 @@ def _again(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, states, deca
     for m in range(N):
         i = m * step
         before = load(h, i, ONE)
-        decay = exp(s * load(a, i, ONE))
+        decay = exp2(s * load(a, i, ONE))
         store(states, i, before)
         store(decays, i, decay)
         if gathered:
@@ -216,10 +218,11 @@ def _again(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, states, deca
 
 @part
 def _token_back(
-    N, g, a, s, x, dq, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, d_A, d_B, d_C, sums
+    n, N, g, a, s, x, dq, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, d_A, d_B, d_C, sums
 ):  # fmt: skip
     """One token of the adjoint; dx and the decays' part of ds go to ``sums``."""
     step = lanes(g, ONE)
+    want_A, want_B, want_C = at(n, WANT_A), at(n, WANT_B), at(n, WANT_C)
     dx = zeros(g, ONE)
     ds = zeros(g, ONE)
     for m in range(N):
@@ -230,14 +233,17 @@ def _token_back(
             b, c = splat(g, at(b_row, m), ONE), splat(g, at(c_row, m), ONE)
         decay, before = load(decays, i, ONE), load(states, i, ONE)
         G = load(g, i, ONE) + dq * c
-        store(d_C, i, load(d_C, i, ONE) + dq * (decay * before + x * b))
-        store(d_B, i, load(d_B, i, ONE) + G * x)
+        if want_C:
+            store(d_C, i, load(d_C, i, ONE) + dq * (decay * before + x * b))
+        if want_B:
+            store(d_B, i, load(d_B, i, ONE) + G * x)
         dx = dx + G * b
         carry = G * decay
         store(g, i, carry)
         w = carry * before
         ds = ds + w * load(a, i, ONE)
-        store(d_A, i, load(d_A, i, ONE) + w * s)
+        if want_A:
+            store(d_A, i, load(d_A, i, ONE) + w * s)
     store(sums, 0, dx)
     store(sums, step, ds)
 
@@ -256,6 +262,9 @@ def _flush(lane_sums, tokens, N, target, stride, per_group, c0, count, gathered)
                     put(target, to + m, at(target, to + m) + at(rows, m * step + lane))
         else:
             to = place + c0 // per_group * N
+            if count < step:  # what lies in the lanes that are not there need be no number
+                for m in range(N):
+                    store(rows, m * step, first_lanes(rows, m * step, count, ONE))
             m = 0
             while m + step <= N:
                 store(target, to + m, load(target, to + m, ONE) + totals(rows, m * step))
@@ -313,7 +322,7 @@ def _finish_back(n, kind, t, row, c0, count, rows, sums, d_bias):
         if at(n, HAS_D):
             du = du + first_lanes(numbers(at(n, BACK_D), kind), c0, count, ONE) * dq
         put_lanes(numbers(at(n, D_U), kind), offset, count, du, ONE)
-    d_raw = u * dx + load(sums, step, ONE)
+    d_raw = u * dx + load(sums, step, ONE) * at(limits, 4)
     raw = _raw(
         numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count
     )
@@ -410,18 +419,24 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
                 row_t = shifted(rows, 3 * t * step)
                 s = load(row_t, 0, ONE)
                 _token_back(
-                    N, shifted(a, size), a, s, s * load(row_t, step, ONE), load(row_t, 2 * step, ONE), b_row, c_row,
+                    n, N, shifted(a, size), a, s, s * load(row_t, step, ONE), load(row_t, 2 * step, ONE), b_row, c_row,
                     b_lanes, c_lanes, gathered, shifted(states, t * size), shifted(decays, t * size), d_A,
                     shifted(lane_B, t * size), shifted(lane_C, t * size), sums,
                 )  # fmt: skip
                 _finish_back(n, kind, t0 + t, row, c0, count, row_t, sums, shifted(d_bias, lane_row))
-            # The sums wait for the next block only where that lies in the same groups as this one.
-            following = min(c0 + count + step, channels) - 1
-            b_ends = block + 1 == block_last or following // b_group != c0 // b_group
-            c_ends = block + 1 == block_last or following // c_group != c0 // c_group
-            if gathered or b_ends or c_ends:
-                _flush(lane_B, tokens, N, to_B, b_stride, b_group, c0, count, gathered)
-                _flush(lane_C, tokens, N, to_C, c_stride, c_group, c0, count, gathered)
+            # The sums wait for the next block only where that is a whole one and lies in the same groups as this one.
+            following = c0 + 2 * step - 1
+            ends = block + 1 == block_last or following >= channels
+            if (
+                ends
+                or gathered
+                or following // b_group != c0 // b_group
+                or following // c_group != c0 // c_group
+            ):
+                if at(n, WANT_B):
+                    _flush(lane_B, tokens, N, to_B, b_stride, b_group, c0, count, gathered)
+                if at(n, WANT_C):
+                    _flush(lane_C, tokens, N, to_C, c_stride, c_group, c0, count, gathered)
     if at(n, WANT_STATE):
         for block in range(block_first, block_last):
             c0 = block * step
