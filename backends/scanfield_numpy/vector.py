@@ -260,6 +260,21 @@ def put_past_cache(typing: Any, place: Any, offset: Any, count: Any, vector: Any
 
 
 @intrinsic
+def fetch(typing: Any, place: Any, offset: Any) -> Any:
+    """Ask for what lies there, which will be read soon; it need not be any array's."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(function, [pointer, *(ir.Constant(flag, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64), generate
+
+
+@intrinsic
 def settle(typing: Any) -> Any:
     """Everything that was written past the cache is there for other threads."""
 
@@ -387,6 +402,19 @@ for _symbol, _instruction in (
     (operator.truediv, "fdiv"),
 ):
     _operator(_symbol, _instruction)
+
+
+@intrinsic
+def fused(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x y + z, everywhere with one rounding or everywhere with two.
+
+    The operators fuse only where no branch comes between them, so that two ways through a kernel may differ in a bit.
+    """
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return _call(builder, "fmuladd", *values)
+
+    return x(x, y, z), generate
 
 
 def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
