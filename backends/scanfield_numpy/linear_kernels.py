@@ -66,6 +66,7 @@ def _token(to, h, a, a_lane, b, b_lane, count):
 @part
 def _walk(n, h, a, b, out, tokens, count):
     """So many tokens, each written as it is computed."""
+    wants = at(n, WANTS_OUTPUT)
     a_lane, b_lane, past = at(n, A_LANE), at(n, B_LANE), at(n, PAST_CACHE)
     a_time, b_time, out_time = at(n, A_TIME), at(n, B_TIME), at(n, LANES)
     for t in range(tokens):
@@ -76,7 +77,8 @@ def _walk(n, h, a, b, out, tokens, count):
             store(h, i, x)
             fetch(a_t, i * a_lane + AHEAD * a_time)
             fetch(b_t, i * b_lane + AHEAD * b_time)
-            put_past_cache(out_t, i, count - i, x, past)
+            if wants:
+                put_past_cache(out_t, i, count - i, x, past)
 
 
 @part
@@ -100,12 +102,9 @@ def _block(i_seq, c0, count, n, kind, h):
         if chunk:
             stop = min(end, t + chunk)
             _copy(shifted(starts, (t - first) // chunk * width), h, count, False)
-        if at(n, WANTS_OUTPUT):
-            out = shifted(output, t * width)
-            _walk(n, h, shifted(a, t * a_time), shifted(b, t * b_time), out, stop - t, count)
-        else:
-            for u in range(t, stop):
-                _token(h, h, shifted(a, u * a_time), a_lane, shifted(b, u * b_time), b_lane, count)
+        _walk(
+            n, h, shifted(a, t * a_time), shifted(b, t * b_time), shifted(output, t * width), stop - t, count
+        )
         t = stop
     _copy(shifted(numbers(at(n, LAST), kind), own), h, count, False)
 

@@ -8,7 +8,7 @@ import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import selective_kernels as kernels
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences
 from scanfield_numpy.memory import cleared, fresh
 from scanfield_numpy.threads import run
 
@@ -77,13 +77,15 @@ class Selective:
             for i, rows in ((2, N), (5, 1), (7, 1))
             if asked[i] or rows == 1  # the smallest are computed in any case
         }
+        cotangent, d_steps = rows(d_output, dtype, repeated=False)
+        given, common = _common(call, chunk)
+        each = (x.shape[2] * N if x.shape[1] > 1 else 0 for x in (B, C))
         integers = (
-            *_common(call, chunk), parts, plan.number, batch, d_output is not None,
+            *common, parts, plan.number, batch, *d_steps[:2], *each, d_output is not None,
             d_final_state is not None, *(asked[i] for i in (0, 1, 6, 8, 2, 3, 4)),
         )  # fmt: skip
-        read = (*_read(call, 8), *residuals, d_output, d_final_state)
-        written = (
-            grads[0], grads[1], lanes.get(2), sums.get(3), sums.get(4), lanes[5], grads[6], lanes[7], grads[8],
+        arrays = (
+            d_final_state, grads[0], grads[1], lanes.get(2), sums.get(3), sums.get(4), lanes[5], grads[6], lanes[7], grads[8],
         )  # fmt: skip
         run(
             kernels.backward,
@@ -92,7 +94,14 @@ class Selective:
             _BACKWARD_WORK * batch * time * channels * N,
             kernels.backward_memory(N, -(-blocks // parts), chunk, step),
             integers,
-            (plan.table, _limits(call), *(flat(array, dtype) for array in (*read, *written))),
+            (
+                plan.table,
+                _limits(call),
+                *given,
+                *residuals,
+                cotangent,
+                *(flat(array, dtype) for array in arrays),
+            ),
         )
         with numpy.errstate(all="ignore"):
             for i, partial in sums.items():
@@ -138,25 +147,26 @@ def _limits(call: Call) -> Array:
     return numpy.array([low, high, 1, low > -inf or high < inf, log(2)], call.compute)
 
 
-def _powers(call: Call) -> Array:
+def _powers(A: Array) -> Array:
     """A log2(e); a finite number stays finite."""
-    A = call.arrays[2]
     with numpy.errstate(over="ignore"):
         scaled = A * A.dtype.type(1 / log(2))
     most = numpy.finfo(A.dtype).max
     return numpy.where(numpy.isfinite(A), numpy.clip(scaled, -most, most), A)
 
 
-def _read(call: Call, count: int) -> tuple[Array | None, ...]:
-    """The first arrays of a call, A as the kernels take it."""
-    return (*call.arrays[:2], _powers(call), *call.arrays[3:count])
-
-
-def _common(call: Call, chunk: int) -> tuple[int, ...]:
-    u, _, A, B, C, D, z, bias, _, _ = call.arrays
-    return (
-        u.shape[2], A.shape[1], u.shape[1], chunk, B.shape[2], stride(B, 0), stride(B, 1), C.shape[2], stride(C, 0),
-        stride(C, 1), D is not None, z is not None, bias is not None, call.options[0],
+def _common(call: Call, chunk: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+    """The first eight arrays as kernels take them; the integers that kernels have in common."""
+    u, delta, A, B, C, D, z, bias, _, _ = call.arrays
+    dtype = call.compute
+    (u, u_steps), (delta, delta_steps), (z_given, z_steps) = (
+        rows(x, dtype, repeated=False) for x in (u, delta, z)
+    )
+    (b, b_steps), (c, c_steps) = (rows(x, dtype, repeated=False) for x in (B, C))
+    given = (u, delta, _powers(A), b, c, D, z_given, bias)
+    return tuple(x if i in (0, 1, 3, 4, 6) else flat(x, dtype) for i, x in enumerate(given)), (
+        u.shape[2], A.shape[1], u.shape[1], chunk, B.shape[2], *b_steps[:3], C.shape[2], *c_steps[:3],
+        *u_steps[:2], *delta_steps[:2], *z_steps[:2], D is not None, z is not None, bias is not None, call.options[0],
     )  # fmt: skip
 
 
@@ -176,17 +186,19 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     if 0 in (batch, channels, N):
         output[...] = 0
         return output, last, starts, sums
+    given, common = _common(call, chunk)
     run(
         kernels.forward,
         dtype,
         plan.number * blocks,
         _FORWARD_WORK * batch * time * channels * N,
         kernels.forward_memory(N, step),
-        (*_common(call, chunk), state is not None, want_output, not want_output),
+        (*common, state is not None, want_output, not want_output),
         (
             plan.table,
             _limits(call),
-            *(flat(array, dtype) for array in _read(call, 9)),
+            *given,
+            flat(state, dtype),
             output,
             last,
             starts,

@@ -226,6 +226,32 @@ def test_strided_arrays_are_not_copied(lanes: int):
         assert peak(functools.partial(pull, cotangent)) < 2.3 * size
 
 
+def test_parts_of_a_projection_are_not_copied():
+    """Mamba's u and z are halves of one array; B, C and the step are columns of another."""
+    rng = np.random.default_rng(0)
+    halves, columns = rng.random((2, 900, 192)), rng.random((2, 900, 96 + 5 + 5))
+    given = {
+        "u": halves[..., :96],
+        "z": halves[..., 96:],
+        "delta": columns[..., :96],
+        "B": columns[..., 96:101],
+        "C": columns[..., 101:],
+        "A": -rng.random((96, 5)),
+    }
+    scan = functools.partial(scanfield.selective_scan, **given, method="numpy.numba")
+    size = 2 * 900 * 96 * 8
+    alone = scanfield.selective_scan(**{name: x.copy() for name, x in given.items()}, method="numpy.numba")
+    assert np.array_equal(scan().output, alone.output)
+    assert peak(scan) < 1.3 * size
+    _, pull = scanfield.vjp(scanfield.selective_scan, **given, wrt=("u", "z"), method="numpy.numba")
+    cotangent = rng.random((900, 2, 96)).transpose(1, 0, 2)
+    found = pull(cotangent)
+    _, plain = scanfield.vjp(scanfield.selective_scan, **given, method="numpy.numba")
+    every = plain(cotangent.copy())
+    assert all(np.array_equal(x, every[name]) for name, x in found.items())
+    assert peak(functools.partial(pull, cotangent)) < 2.5 * size
+
+
 def test_shared_gradients_take_a_few_rows():
     """A coefficient that 64 sequences share has 8 sums, not 64; what is not wanted has none."""
     rng = np.random.default_rng(0)
