@@ -22,19 +22,19 @@ def widened(array: Array, dtype: str) -> Array:
     """A half array in ``dtype``; any other as it is."""
     if array.dtype.name not in HALF:
         return array
-    if not _is_fast(array, dtype):
+    if not _is_fast(array):
         return array.astype(dtype)
     half = numpy.ascontiguousarray(array)
-    wide = numpy.empty(half.shape, dtype)
+    wide = numpy.empty(half.shape, "float32")
     whole = _run(kernels.widen, wide, half)
     wide.reshape(-1)[whole:] = half.reshape(-1)[whole:]
-    return wide
+    return wide.astype(dtype, copy=False)
 
 
 def put(place: Array, wide: Array) -> None:
     """Write wide numbers to an array of any dtype, rounded to nearest, ties to even."""
     with numpy.errstate(all="ignore"):
-        if wide.dtype.name != "float32" or not _is_fast(place, "float32"):
+        if wide.dtype.name != "float32" or not _is_fast(place):
             place[...] = wide
             return
         wide = numpy.ascontiguousarray(wide)
@@ -45,9 +45,9 @@ def put(place: Array, wide: Array) -> None:
             place[...] = half
 
 
-def _is_fast(half: Array, dtype: str) -> bool:
+def _is_fast(half: Array) -> bool:
     native = half.dtype.name == "float16" and half.dtype.isnative
-    return bool(native and kernels.FAST and dtype == "float32" and half.size >= _MANY)
+    return bool(native and kernels.FAST and half.size >= _MANY)
 
 
 def _run(kernel: Any, wide: Array, half: Array) -> int:
