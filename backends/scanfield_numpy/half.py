@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
-from scanfield.arrays import HALF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
-from scanfield_numpy.widening import put, widened
+from scanfield_numpy.widening import is_half, put, widened
 
 Array = Any
 
@@ -119,8 +118,8 @@ class Half:
             if last is None:
                 last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
             if output is None:
-                main = call.arrays[plan.main].dtype
-                kind = main if main.name in HALF and y.dtype.kind != "c" else y.dtype
+                main = call.arrays[plan.main]
+                kind = main.dtype if is_half(main) else y.dtype
                 output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
             if keep:
                 starts.append(last[block.states].copy())
@@ -233,7 +232,7 @@ def _without_index(call: Call, plan: _Plan) -> list[Array | None]:
 def _gradient_dtype(call: Call, plan: _Plan, i: int) -> Any:
     """Half for a half array, unless its gradient is yet to be summed: over tokens here, or by who made the call."""
     array = call.arrays[i]
-    if array.dtype.name not in HALF:
+    if not is_half(array):
         return array.dtype
     repeats = any(step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True))
     twice = any(
