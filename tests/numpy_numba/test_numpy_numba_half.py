@@ -145,6 +145,44 @@ def test_steps_are_the_sequence(op: str, dtype: str):
     )
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("op", BASE)
+def test_blocks_of_their_own_size(op: str, packed: bool):
+    """Several real blocks, of rows and of tokens, give what the same numbers in float32 give, rounded once."""
+    time, batch = 2000, 1 if packed else 3
+    inputs = op_inputs(op, f"{op} real blocks", batch=batch, time=time, states=5 if packed else None)
+    if op == "linear_scan":
+        inputs = {n: np.tile(x, 700) for n, x in inputs.items()}
+    elif op == "selective_scan":
+        axes = {"A": -2, "initial_state": -2, "B": None, "C": None}  # of the channels
+        inputs = {
+            n: x if axes.get(n, -1) is None else np.repeat(x, 64, axis=axes.get(n, -1))
+            for n, x in inputs.items()
+        }
+    else:
+        inputs = {n: np.tile(x, 25) / (5 if n == "key" else 1) for n, x in inputs.items()}
+        inputs["initial_state"] = np.repeat(inputs["initial_state"], 25, axis=-2)
+    given = cast(inputs, "bfloat16")
+    options = {"cu_seqlens": [0, 0, 700, 701, 1900, time]} if packed else {}
+    function = getattr(scanfield, op)
+    record = function.record
+    prepared = record.prepare(
+        {entry.name: given.get(entry.name) for entry in record.inputs} | options,
+        {"reverse": False, "chunk_size": None, **KEYWORDS[op]},
+    )
+    assert len(half._plan(prepared.call).blocks) >= 3
+    found = []
+    for each in (given, {n: x.astype("float32") for n, x in given.items()}):
+        result, pull = scanfield.vjp(function, **each, **options, method=METHOD)
+        gradients = pull(np.ones(result.output.shape, "float32"), np.ones_like(result.final_state))
+        found.append({"output": result.output, "final_state": result.final_state, **gradients})
+    for name, x in found[0].items():
+        y = found[1][name]
+        # Sums over all tokens are grouped by blocks.
+        limit = 4e-6 if name == "final_state" else UNIT["bfloat16"] + 2e-5
+        assert deviation(x.astype(float), y.astype(float)) <= limit, name
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", UNIT)
 def test_long_narrow_sums_are_accurate(dtype: str, reverse: bool):
