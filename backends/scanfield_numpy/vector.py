@@ -314,21 +314,6 @@ def pick(typing: Any, place: Any, offset: Any, count: Any, each: Any, tag: Any) 
 
 
 @intrinsic
-def fetch(typing: Any, place: Any, offset: Any) -> Any:
-    """Have the cache line at an offset ready soon; nothing happens where no memory is."""
-
-    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        word = ir.IntType(32)
-        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
-        shape = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-        builder.call(function, [pointer, *(ir.Constant(word, x) for x in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(place, types.int64), generate
-
-
-@intrinsic
 def integers(typing: Any, address: Any) -> Any:
     """A place of int64, from its address."""
 
