@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.backend("numpy")
 
 METHOD = "numpy.numba"
-LENGTHS = (64, 65, 257, 700)
+LENGTHS = (32, 65, 257, 700)
 
 
 def token_by_token(a: np.ndarray, b: np.ndarray, state: np.ndarray) -> np.ndarray:
