@@ -19,7 +19,7 @@ _CHUNK = 32
 # Registers of lanes in a task, at most and at least: rows that stream through memory are the faster the longer.
 _WIDEST, _NARROWEST, _WIDEST_BACK = 128, 8, 64
 # From so many tokens on, few lanes have kernels of their own.
-_LONG = 64
+_LONG = 32
 # Sequences share a gradient in at most so many groups, whose sums are added up in their order.
 _GROUPS = 8
 
