@@ -182,7 +182,7 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     output = fresh(shape if want_output else (0, 0), dtype)
     last = fresh((plan.number, width), dtype)
     starts = fresh((plan.states, width) if chunk else (0,), dtype)
-    if 0 in (batch, width):
+    if 0 in (batch, width, plan.number):
         return output, last, starts
     if _few(width, time, dtype):
         given, common = _common(a, b, (width, chunk), shape, dtype)
