@@ -13,7 +13,7 @@ MANIFEST = Manifest(
             device="cpu",
             target="scanfield_numpy.implementations:implementation",
             requires=("numba",),
-            dtypes=("float16", "bfloat16", "float32", "float64"),
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
             note="compiled on the first call of each operation, verb and dtype",
         ),
     ),

@@ -39,25 +39,26 @@ class Kernel:
     """A function ``(first, last, block, memory, kind)`` over a range of tasks, compiled for a dtype when first asked for.
 
     ``block`` is the address of int64: sizes and flags, then the addresses of arrays; ``memory`` that of the range's own
-    memory; ``kind`` any number of the dtype. Addresses keep what is compiled small: an array is seven arguments.
+    memory; ``kind`` any number of the dtype. Addresses keep what is compiled small: an array is seven arguments. A
+    kernel that is compiled for each of a few sizes takes one argument more, a tuple as long as the size.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[tuple[str, int], Any] = {}
         self.__doc__ = function.__doc__
 
-    def __call__(self, dtype: str) -> Callable[..., None]:
-        """The compiled function for ``"float32"`` or ``"float64"``."""
-        found = self._compiled.get(dtype)
+    def __call__(self, dtype: str, size: int = 0) -> Callable[..., None]:
+        """The compiled function for ``"float32"`` or ``"float64"``, and for a size if it has one."""
+        found = self._compiled.get((dtype, size))
         if found is None:
             with _lock:
-                found = self._compiled.get(dtype)
+                found = self._compiled.get((dtype, size))
                 if found is None:
-                    found = self._compiled[dtype] = self._compile(dtype)
+                    found = self._compiled[dtype, size] = self._compile(dtype, size)
         return found  # type: ignore[no-any-return]  # numba ships no types
 
-    def _compile(self, dtype: str) -> Any:
+    def _compile(self, dtype: str, size: int) -> Any:
         """In a thread of its own: Python's frames then lie where the compiler's calls do not take and give back memory.
 
         (CPython allots frames in blocks of 16 KiB; a loop of calls across the end of one spent a quarter of the time in
@@ -66,14 +67,15 @@ class Kernel:
         if _CACHE:
             config.CACHE_DIR = os.path.join(_CACHE, f"vector{REGISTER_BYTES}")
         with ThreadPoolExecutor(1) as alone:
-            return alone.submit(self._compile_here, dtype).result()
+            return alone.submit(self._compile_here, dtype, size).result()
 
-    def _compile_here(self, dtype: str) -> Any:
+    def _compile_here(self, dtype: str, size: int) -> Any:
         compiled = njit(cache=bool(_CACHE), **_OPTIONS)(self._function)
+        tag = (types.UniTuple(types.int64, size),) if size else ()
         collects = gc.isenabled()
         gc.disable()
         try:
-            compiled.compile((types.int64,) * 4 + (getattr(types, dtype),))
+            compiled.compile((*(types.int64,) * 4, getattr(types, dtype), *tag))
         finally:
             if collects:
                 gc.enable()

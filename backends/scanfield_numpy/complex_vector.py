@@ -46,7 +46,7 @@ def product(typing: Any, a: Any, x: Any) -> Any:
     """a x"""
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        return _product(builder, *values, (-1.0, 1.0))
+        return _product(builder, values[0], values[1], (-1.0, 1.0))
 
     return a(a, x), generate
 
@@ -56,7 +56,7 @@ def conjugate_product(typing: Any, a: Any, x: Any) -> Any:
     """conj(a) x"""
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        return _product(builder, *values, (1.0, -1.0))
+        return _product(builder, values[0], values[1], (1.0, -1.0))
 
     return a(a, x), generate
 

@@ -147,11 +147,13 @@ def _value(n, kind, v_row, column, count):
 
 
 @part
-def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, past):
+def _token(
+    n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, writes, past
+):
     """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
 
-    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least. Where ``past`` is
-    not 0 the new state is written past the cache.
+    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least. Output and
+    update are written where ``writes``, the new state past the cache where ``past`` is not 0.
     """
     step = lanes(up, ONE)
     V = at(n, V_SIZE)
@@ -169,7 +171,7 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
             if at(n, B_WIDTH):
                 y = y - load(sums, i, ONE)
             store(up, i, y)
-            if at(n, KEEPS_UPDATES):
+            if writes and at(n, KEEPS_UPDATES):
                 put_lanes(update, v_row * V + c0 + o + i, left - i, y, ONE)
         new = load(up, 0, FOUR)
         read = zeros(up, FOUR)
@@ -180,16 +182,17 @@ def _token(n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up
                 s = s + new * at(x, 3 * step)
                 put_past_cache(to, (first + lane) * t_width + o, left, s, past)
                 read = read + s * at(x, 2 * step)
-        if at(n, WANTS_OUTPUT):
+        if writes and at(n, WANTS_OUTPUT):
             put_lanes(out, v_row * V + c0 + o, left, read, FOUR)
 
 
 @part
-def _quad(n, kind, v_row, next_row, c0, count, width, up, sums, pairs, out, update):
-    """Updates and outputs of a quad from its sums over rows, and whether all are finite."""
+def _quad(n, kind, v_row, next_row, c0, count, width, up, sums, pairs, odd, out, update):
+    """Updates and outputs of a quad from its sums over rows; how many tokens came before one that is not all finite."""
     step = lanes(up, ONE)
     V, erases = at(n, V_SIZE), at(n, B_WIDTH)
-    odd = zeros(up, ONE)
+    for j in range(QUAD):
+        store(odd, j * step, zeros(up, ONE))
     for o in range(0, count, step):
         for j in range(QUAD):
             u = _value(n, kind, v_row + j * next_row, c0 + o, count - o)
@@ -205,8 +208,11 @@ def _quad(n, kind, v_row, next_row, c0, count, width, up, sums, pairs, out, upda
                 put_lanes(out, (v_row + j * next_row) * V + c0 + o, count - o, read, ONE)
             if at(n, KEEPS_UPDATES):
                 put_lanes(update, (v_row + j * next_row) * V + c0 + o, count - o, u, ONE)
-            odd = odd + (u + read) * zero(up)
-    return total(odd) == zero(up)
+            store(odd, j * step, load(odd, j * step, ONE) + (u + read) * zero(up))
+    good = 0
+    while good < QUAD and total(load(odd, good * step, ONE)) == zero(up):
+        good += 1
+    return good
 
 
 def memory_of(K: int, columns: int, step: int) -> int:
@@ -267,6 +273,7 @@ def forward(first_task, last_task, block, memory, kind):
                 sums,
                 out,
                 update,
+                end > first,
                 at(n, PAST_CACHE),
             )
             settle()
@@ -278,39 +285,67 @@ def forward(first_task, last_task, block, memory, kind):
                     s = first_lanes(state, own + i * V + o, count - o, ONE)
                 store(S, i * width + o, s)
         _nothing(width, K, before, up, one)
-        pending = False
+        pending, leading = False, True
         t = first
         while t < end:
-            if chunk and (t - first) % chunk == 0:
-                place = (((saved + (t - first) // chunk) * vheads + j) * K) * V + c0
-                _settle(width, K, S, before, up, shifted(starts, place), V, count)
-                _nothing(width, K, before, up, one)
-                pending = False
-            tokens = least(QUAD, end - t)
-            place = row * time + t
+            place, tokens = row * time + t, least(QUAD, end - t)
+            if chunk:
+                done = (t - first) % chunk
+                tokens = least(tokens, chunk - done)
+                if done == 0:
+                    start = (((saved + (t - first) // chunk) * vheads + j) * K) * V + c0
+                    _settle(width, K, S, before, up, shifted(starts, start), V, count)
+                    _nothing(width, K, before, up, one)
+                    pending = False
             for i in range(tokens):
                 take(n, kind, given, i, place + i, j)
-            finite = False
+            if leading:
+                # Padding on the left is no part of the first quad: what follows keeps every bit.
+                odd = zeros(S, ONE)
+                for i in range(0, tiles * GIVEN * step, GIVEN * step):
+                    d, e = load(given, i, ONE) - one, load(given, i + step, ONE)
+                    odd = odd + d * d + e * e
+                for o in range(0, V, step):
+                    y = _value(n, kind, place * vheads + j, o, V - o)
+                    odd = odd + y * y
+                leading = total(odd) == zero(S)
+                if leading:
+                    tokens = 1
+            good = 0
             if tokens == QUAD:
                 combine(given, now, pairs, partial, tiles)
                 for o in range(0, width - wide + 1, wide):
                     _pass(WIDE, o, width, K, S, before, now, up, sums, erases)
                 for o in range(width // wide * wide, width, step):
                     _pass(ONE, o, width, K, S, before, now, up, sums, erases)
-                finite = _quad(
-                    n, kind, place * vheads + j, vheads, c0, count, width, up, sums, pairs, out, update
-                )
+                v_row = place * vheads + j
+                good = _quad(n, kind, v_row, vheads, c0, count, width, up, sums, pairs, partial, out, update)
                 now, before = before, now
-                pending = finite
+                pending = good == QUAD
             elif pending:
                 _settle(width, K, S, before, up, shifted(last, own), V, count)
                 pending = False
-            if not finite:
+            if good < tokens:
                 for i in range(tokens):
-                    v_row = (place + i) * vheads + j
-                    x = shifted(given, i * 4 * step)
+                    v_row, x = (place + i) * vheads + j, shifted(given, i * 4 * step)
                     _token(
-                        n, kind, v_row, c0, count, K, S, width, S, width, x, up, sums, out, update, end - end
+                        n,
+                        kind,
+                        v_row,
+                        c0,
+                        count,
+                        K,
+                        S,
+                        width,
+                        S,
+                        width,
+                        x,
+                        up,
+                        sums,
+                        out,
+                        update,
+                        i >= good,
+                        end - end,
                     )
                 _nothing(width, K, before, up, one)
             t += tokens

@@ -15,11 +15,13 @@ import numpy
 
 from scanfield.arrays import HALF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+from scanfield_numpy.widening import put, widened
 
 Array = Any
 
-# The widened arrays of a block: a second-level cache holds them.
-_BLOCK_BYTES = 2**20
+# The widened arrays of a block: a second-level cache holds them, or most of them. With half as much, what a block costs
+# whatever its size shows (a third more time on a machine with 1 MiB of that cache); twice as much gains nothing.
+_BLOCK_BYTES = 2**21
 # Tokens of a block are a multiple of this, and so of the tokens between two states that the kernels save.
 _STEP = 32
 
@@ -121,8 +123,7 @@ class Half:
             if keep:
                 starts.append(last[block.states].copy())
             last[block.states] = after
-            with numpy.errstate(all="ignore"):
-                output[block.rows, block.tokens] = y
+            put(output[block.rows, block.tokens], y)
         return output, last, tuple(starts)
 
     def backward(
@@ -148,7 +149,7 @@ class Half:
             part = _part(call, plan, block, start)
             _, _, kept = self._wide.save(part)
             d_y = None if d_output is None else d_output[block.rows, block.tokens]
-            d_y = None if d_y is None else _widened(d_y, call.compute)
+            d_y = None if d_y is None else widened(d_y, call.compute)
             found = self._wide.backward(part, kept, d_y, d_state[block.states], wants)
             with numpy.errstate(all="ignore"):
                 for i, (entry, grad) in enumerate(zip(plan.inputs, grads, strict=True)):
@@ -157,7 +158,7 @@ class Half:
                     if entry.role == "sequence":
                         place = plan.place(call.arrays[i], block)
                         if plan.varies(grad):
-                            grad[place] = found[i]
+                            put(grad[place], found[i])
                         else:
                             grad[place] += found[i]
                     else:
@@ -217,10 +218,6 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _widened(array: Array, dtype: str) -> Array:
-    return array.astype(dtype) if array.dtype.name in HALF else array
-
-
 def _part(call: Call, plan: _Plan, block: _Block, state: Array | None) -> Call:
     """One block as a call of its own, in wide arrays."""
     arrays: list[Any] = []
@@ -230,7 +227,7 @@ def _part(call: Call, plan: _Plan, block: _Block, state: Array | None) -> Call:
         elif entry.role == "state":
             arrays.append(state)
         elif entry.role == "sequence" and array is not None:
-            arrays.append(_widened(array[plan.place(array, block)], call.compute))
+            arrays.append(widened(array[plan.place(array, block)], call.compute))
         else:
             arrays.append(array)
     return call._replace(arrays=tuple(arrays))

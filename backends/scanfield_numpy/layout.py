@@ -58,11 +58,12 @@ def flat(array: Array | None, dtype: str) -> Array:
     return numpy.require(array, dtype, ("C", "A", "E"))
 
 
-def rows(array: Array | None, dtype: str) -> tuple[Array, tuple[int, ...]]:
-    """An array in ``dtype`` whose rows (its last axis) are contiguous or one number over and over, and its steps.
+def rows(array: Array | None, dtype: str, *, repeated: bool = True) -> tuple[Array, tuple[int, ...]]:
+    """An array whose rows (its last axis) are contiguous or, where that may be, one number ``repeated``; and its steps.
 
     The steps are the numbers from one element to the next along each axis, 0 along an axis of size 1. Copies only what
-    does not lie so: a transposed batch, a slice or flip of time, a broadcast axis stay where they are.
+    does not lie so: a transposed batch, a slice or flip of time, a broadcast axis stay where they are. A kernel that
+    finds a number at the sum of its indices times the steps needs nothing else to take an array as it lies.
     """
     if array is None:
         return _ABSENT[dtype], (0, 0, 0)
@@ -71,7 +72,7 @@ def rows(array: Array | None, dtype: str) -> tuple[Array, tuple[int, ...]]:
         array.dtype != dtype
         or not array.flags.aligned
         or any(step % size for step in array.strides)
-        or (array.strides[-1] not in (0, size) and array.shape[-1] > 1)
+        or (array.strides[-1] not in ((0, size) if repeated else (size,)) and array.shape[-1] > 1)
     ):
         array = numpy.require(array, dtype, ("C", "A", "E"))
     steps = zip(array.shape, array.strides, strict=True)

@@ -9,6 +9,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield.threads import get_num_threads
 from scanfield_numpy import linear_kernels as kernels
+from scanfield_numpy import series_kernels
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences
 from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import run
@@ -17,6 +18,8 @@ from scanfield_numpy.threads import run
 _CHUNK = 32
 # Registers of lanes in a task, at most and at least: rows that stream through memory are the faster the longer.
 _WIDEST, _NARROWEST, _WIDEST_BACK = 128, 8, 64
+# From so many tokens on, few lanes have kernels of their own.
+_LONG = 64
 # Sequences share a gradient in at most so many groups, whose sums are added up in their order.
 _GROUPS = 8
 
@@ -51,10 +54,11 @@ class Linear:
         a, b, state, bounds = call.arrays
         batch, time, width = shape = _shape(a, b)
         dtype = call.compute
+        few = _few(width, time, dtype)
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
-        lanes = _lanes(width, 1, _WIDEST_BACK, dtype)
-        blocks = -(-width // lanes)
+        lanes = width if few else _lanes(width, 1, _WIDEST_BACK, dtype)
+        blocks = -(-width // lanes) if width else 0
         shared = any(
             want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
         )
@@ -65,7 +69,7 @@ class Linear:
         ]
         d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
         if 0 not in (batch, width):
-            cotangent, steps = rows(d_output, dtype)
+            cotangent, steps = rows(d_output, dtype, repeated=False)
             given, common = _common(a, b, (lanes, chunk), shape, dtype)
             integers = (
                 *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
@@ -73,13 +77,14 @@ class Linear:
             )  # fmt: skip
             arrays = (d_final_state, *(each.partial for each in sums), d_state)
             run(
-                kernels.backward,
+                series_kernels.backward if few else kernels.backward,
                 dtype,
                 groups * blocks,
                 4.0 * batch * time * width,
-                lanes * (3 + chunk),
+                series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
                 integers,
                 (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
+                size=width if few else 0,
             )
         with numpy.errstate(all="ignore"):
             d_a, d_b = (_summed(each, array) for each, array in zip(sums, (a, b), strict=True))
@@ -102,7 +107,13 @@ def _shape(a: Array, b: Array) -> tuple[int, int, int]:
 
 
 def _chunk(call: Call) -> int:
+    """Tokens between two saved states."""
+    _, time, width = _shape(*call.arrays[:2])
     asked = call.options[0]
+    if _few(width, time, call.compute):
+        per = lanes_of(call.compute) // width
+        most = per * series_kernels.REGISTERS
+        return max(per, min(int(asked) // per * per, most)) if asked else most
     return min(int(asked), _CHUNK) if asked else _CHUNK
 
 
@@ -111,6 +122,11 @@ def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
     step = lanes_of(dtype)
     registers = -(-width // (step * tasks))
     return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
+
+
+def _few(width: int, time: int, dtype: str) -> bool:
+    """Whether several tokens lie side by side in a register, and often enough to compile a kernel for the width."""
+    return 2 * width <= lanes_of(dtype) and time >= _LONG
 
 
 def _common(
@@ -164,6 +180,19 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     last = fresh((plan.number, width), dtype)
     starts = fresh((plan.states, width) if chunk else (0,), dtype)
     if 0 in (batch, width):
+        return output, last, starts
+    if _few(width, time, dtype):
+        given, common = _common(a, b, (width, chunk), shape, dtype)
+        run(
+            series_kernels.forward,
+            dtype,
+            plan.number,
+            2.0 * batch * time * width,
+            series_kernels.forward_memory(lanes_of(dtype)),
+            (*common, state is not None, want_output, False),
+            (plan.table, *given, flat(state, dtype), output, last, starts),
+            size=width,
+        )
         return output, last, starts
     threads = get_num_threads()
     # One thread takes rows as long as may be; several want some tasks each.

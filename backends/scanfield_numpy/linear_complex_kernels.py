@@ -66,46 +66,41 @@ def _tokens(h, a, a_time, a_lane, b, b_time, b_lane, out, out_time, tokens, want
                 put_lanes(out_t, i, count - i, x, ONE)
 
 
-@part
-def _block(i_seq, c0, count, n, kind, memory):
-    width, time, chunk = at(n, WIDTH), at(n, TIME), at(n, CHUNK)
-    table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
-    row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
-    a_time, b_time, a_lane, b_lane = at(n, A_TIME), at(n, B_TIME), at(n, A_LANE), at(n, B_LANE)
-    a = shifted(numbers(at(n, AT_A), kind), row * at(n, A_BATCH) + c0 // 2 * a_lane)
-    b = shifted(numbers(at(n, AT_B), kind), row * at(n, B_BATCH) + c0 // 2 * b_lane)
-    output = shifted(numbers(at(n, OUTPUT), kind), row * time * width + c0)
-    starts = shifted(numbers(at(n, STARTS), kind), saved * width + c0)
-    h = numbers(memory, kind)
-    for i in range(0, count, lanes(h, ONE)):
-        store(h, i, zeros(h, ONE))
-    own = i_seq * width + c0
-    if at(n, HAS_STATE):
-        _copy(h, shifted(numbers(at(n, STATE), kind), own), count)
-    t = first
-    while t < end:
-        stop = end
-        if chunk:
-            stop = min(end, t + chunk)
-            _copy(shifted(starts, (t - first) // chunk * width), h, count)
-        _tokens(
-            h, shifted(a, t * a_time), a_time, a_lane, shifted(b, t * b_time), b_time, b_lane,
-            shifted(output, t * width), width, stop - t, at(n, WANTS_OUTPUT), count,
-        )  # fmt: skip
-        t = stop
-    _copy(shifted(numbers(at(n, LAST), kind), own), h, count)
-
-
 @kernel
-def forward(first, last_task, block, memory, kind):
+def forward(first_task, last_task, block, memory, kind):
     """Tasks (sequence, block of lanes)."""
     n = integers(block)
-    most = BLOCK * lanes(numbers(memory, kind), ONE)
-    width = at(n, WIDTH)
+    width, time, chunk = at(n, WIDTH), at(n, TIME), at(n, CHUNK)
+    a_time, b_time, a_lane, b_lane = at(n, A_TIME), at(n, B_TIME), at(n, A_LANE), at(n, B_LANE)
+    h = numbers(memory, kind)
+    most = BLOCK * lanes(h, ONE)
     blocks = (width + most - 1) // most
-    for task in range(first, last_task):
-        c0 = task % blocks * most
-        _block(task // blocks, c0, min(width - c0, most), n, kind, memory)
+    for task in range(first_task, last_task):
+        i_seq, c0 = task // blocks, task % blocks * most
+        count = min(width - c0, most)
+        table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
+        row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
+        a = shifted(numbers(at(n, AT_A), kind), row * at(n, A_BATCH) + c0 // 2 * a_lane)
+        b = shifted(numbers(at(n, AT_B), kind), row * at(n, B_BATCH) + c0 // 2 * b_lane)
+        output = shifted(numbers(at(n, OUTPUT), kind), row * time * width + c0)
+        starts = shifted(numbers(at(n, STARTS), kind), saved * width + c0)
+        for i in range(0, count, lanes(h, ONE)):
+            store(h, i, zeros(h, ONE))
+        own = i_seq * width + c0
+        if at(n, HAS_STATE):
+            _copy(h, shifted(numbers(at(n, STATE), kind), own), count)
+        t = first
+        while t < end:
+            stop = end
+            if chunk:
+                stop = min(end, t + chunk)
+                _copy(shifted(starts, (t - first) // chunk * width), h, count)
+            _tokens(
+                h, shifted(a, t * a_time), a_time, a_lane, shifted(b, t * b_time), b_time, b_lane,
+                shifted(output, t * width), width, stop - t, at(n, WANTS_OUTPUT), count,
+            )  # fmt: skip
+            t = stop
+        _copy(shifted(numbers(at(n, LAST), kind), own), h, count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _flush(place, sums, count):
 
 
 @part
-def _place(of, place, group, row, block, c0):
+def gradient_place(of, place, group, row, block, c0):
     """Where a gradient's row begins."""
     if at(of, BY_GROUP):
         row = group
@@ -179,8 +179,8 @@ def _block_back(i_seq, group, block, c0, count, n, kind, g):
     b = shifted(numbers(at(n, BACK_B), kind), row * at(n, B_BATCH) + c0 * b_lane)
     d_output = shifted(numbers(at(n, D_OUTPUT), kind), row * at(n, D_BATCH) + c0)
     starts = shifted(numbers(at(n, BACK_STARTS), kind), saved * width + c0)
-    d_a = _place(of_a, numbers(at(n, D_A), kind), group, row, block, c0)
-    d_b = _place(of_b, numbers(at(n, D_B), kind), group, row, block, c0)
+    d_a = gradient_place(of_a, numbers(at(n, D_A), kind), group, row, block, c0)
+    d_b = gradient_place(of_b, numbers(at(n, D_B), kind), group, row, block, c0)
     sum_a, sum_b, states = shifted(g, size), shifted(g, 2 * size), shifted(g, 3 * size)
     over_time_a = at(of_a, WANT) and not at(of_a, EACH_TOKEN)
     over_time_b = at(of_b, WANT) and not at(of_b, EACH_TOKEN)

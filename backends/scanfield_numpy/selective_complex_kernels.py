@@ -52,17 +52,6 @@ PARTS, SEQUENCES, BATCH, HAS_D_OUTPUT, HAS_D_LAST, WANT_U, WANT_DELTA, WANT_Z, W
 
 
 @part
-def _turned(to, place, count, rows):
-    """So many numbers for each channel as rows of lanes; zeros in the lanes that are not there."""
-    step = lanes(to, ONE)
-    for m in range(rows):
-        store(to, m * step, zeros(to, ONE))
-    for lane in range(count):
-        for m in range(rows):
-            put(to, m * step + lane, at(place, lane * rows + m))
-
-
-@part
 def _turned_back(place, source, count, rows):
     step = lanes(source, ONE)
     for lane in range(count):
@@ -71,8 +60,8 @@ def _turned_back(place, source, count, rows):
 
 
 @part
-def _gather(to, place, c0, count, per_group, rows):
-    """A token's B or C, each channel with its own group's, as rows of lanes."""
+def _turned(to, place, c0, count, per_group, rows):
+    """So many numbers for each channel, or for each group of channels, as rows of lanes; zeros in the others."""
     step = lanes(to, ONE)
     for m in range(rows):
         store(to, m * step, zeros(to, ONE))
@@ -80,32 +69,6 @@ def _gather(to, place, c0, count, per_group, rows):
         row = (c0 + lane) // per_group * rows
         for m in range(rows):
             put(to, m * step + lane, at(place, row + m))
-
-
-@part
-def _raw(delta, bias, has_bias, offset, c0, count):
-    x = first_lanes(delta, offset, count, ONE)
-    if has_bias:
-        x = x + first_lanes(bias, c0, count, ONE)
-    return x
-
-
-@part
-def _step_sizes(raw, use_softplus, limits):
-    if use_softplus:
-        raw = softplus(raw)
-    return clamp(raw, at(limits, 0), at(limits, 1))
-
-
-@part
-def _one_by_one(angles, y):
-    """Cosines, then sines, of a register of any numbers."""
-    step = lanes(angles, ONE)
-    store(angles, 0, y)
-    for lane in range(step):
-        x = at(angles, lane)
-        put(angles, lane, math.cos(x))
-        put(angles, step + lane, math.sin(x))
 
 
 @part
@@ -123,7 +86,11 @@ def _token(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, angles, keep
         size = exp(exponent)
         y = s * load(a, j, ONE)
         if far(y):
-            _one_by_one(angles, y)
+            store(angles, 0, y)
+            for lane in range(step):
+                angle = at(angles, lane)
+                put(angles, lane, math.cos(angle))
+                put(angles, step + lane, math.sin(angle))
             c, d = load(angles, 0, ONE), load(angles, step, ONE)
         else:
             c, d = cosine(y), sine(y)
@@ -148,16 +115,20 @@ def _token(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, angles, keep
     return r
 
 
-@part
-def _block(i_seq, block, blocks, n, kind, memory):
-    """One sequence and one block of channels."""
+def forward_memory(N: int, step: int) -> int:
+    """Numbers of memory that a range of forward needs."""
+    return (8 * N + 2) * step
+
+
+@kernel
+def forward(first_task, last_task, block_address, memory, kind):
+    """Tasks (sequence, block of channels)."""
+    n = integers(block_address)
     channels, N, time, chunk = at(n, CHANNELS), at(n, N_SIZE), at(n, TIME), at(n, CHUNK)
     u, delta, z = numbers(at(n, AT_U), kind), numbers(at(n, AT_DELTA), kind), numbers(at(n, AT_Z), kind)
     B, C, D = numbers(at(n, AT_B), kind), numbers(at(n, AT_C), kind), numbers(at(n, AT_D), kind)
     bias, output = numbers(at(n, AT_BIAS), kind), numbers(at(n, OUTPUT), kind)
     starts, limits = numbers(at(n, STARTS), kind), numbers(at(n, LIMITS), kind)
-    table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
-    row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
     h = numbers(memory, kind)
     step = lanes(h, ONE)
     size = 2 * N * step
@@ -167,64 +138,59 @@ def _block(i_seq, block, blocks, n, kind, memory):
         shifted(h, 3 * size),
         shifted(h, 4 * size),
     )
-    c0 = block * step
-    count = min(channels - c0, step)
-    own = (i_seq * channels + c0) * 2 * N
-    _turned(a, shifted(numbers(at(n, AT_A), kind), c0 * 2 * N), count, 2 * N)
-    if at(n, HAS_STATE):
-        _turned(h, shifted(numbers(at(n, AT_STATE), kind), own), count, 2 * N)
-    else:
-        for i in range(0, size, step):
-            store(h, i, zeros(h, ONE))
     b_group, c_group = channels // at(n, B_GROUPS), channels // at(n, C_GROUPS)
-    last = c0 + count - 1
-    gathered = c0 // b_group != last // b_group or c0 // c_group != last // c_group
-    sums = zeros(h, ONE)
-    for t in range(first, end):
-        if chunk and (t - first) % chunk == 0:
-            place = ((saved + (t - first) // chunk) * blocks + block) * size
-            for i in range(0, size, step):
-                store(starts, place + i, load(h, i, ONE))
-        offset = (row * time + t) * channels + c0
-        s = _step_sizes(_raw(delta, bias, at(n, HAS_BIAS), offset, c0, count), at(n, SOFTPLUS), limits)
-        sums = sums + s
-        x = first_lanes(u, offset, count, ONE)
-        b_row = shifted(B, row * at(n, B_BATCH) + t * at(n, B_TIME))
-        c_row = shifted(C, row * at(n, C_BATCH) + t * at(n, C_TIME))
-        if gathered:
-            if t == first or at(n, B_TIME):
-                _gather(b_lanes, b_row, c0, count, b_group, 2 * N)
-            if t == first or at(n, C_TIME):
-                _gather(c_lanes, c_row, c0, count, c_group, 2 * N)
+    blocks = (channels + step - 1) // step
+    for task in range(first_task, last_task):
+        i_seq, block = task // blocks, task % blocks
+        table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
+        row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
+        c0 = block * step
+        count = min(channels - c0, step)
+        own = (i_seq * channels + c0) * 2 * N
+        _turned(a, numbers(at(n, AT_A), kind), c0, count, 1, 2 * N)
+        if at(n, HAS_STATE):
+            _turned(h, shifted(numbers(at(n, AT_STATE), kind), own), 0, count, 1, 2 * N)
         else:
-            b_row, c_row = shifted(b_row, c0 // b_group * 2 * N), shifted(c_row, c0 // c_group * 2 * N)
-        r = _token(N, h, a, s, s * x, b_row, c_row, b_lanes, c_lanes, gathered, angles, False, h, h)
-        if at(n, WANTS_OUTPUT):
-            q = r + r
-            if at(n, HAS_D):
-                q = q + first_lanes(D, c0, count, ONE) * x
-            if at(n, HAS_Z):
-                gate = first_lanes(z, offset, count, ONE)
-                q = q * (gate * sigmoid(gate))
-            put_lanes(output, offset, count, q, ONE)
-    _turned_back(shifted(numbers(at(n, LAST), kind), own), h, count, 2 * N)
-    if at(n, WANTS_SUMS):
-        put_lanes(numbers(at(n, SUMS), kind), i_seq * channels + c0, count, sums, ONE)
-
-
-def forward_memory(N: int, step: int) -> int:
-    """Numbers of memory that a range of forward needs."""
-    return (8 * N + 2) * step
-
-
-@kernel
-def forward(first, last_task, block, memory, kind):
-    """Tasks (sequence, block of channels)."""
-    n = integers(block)
-    step = lanes(numbers(memory, kind), ONE)
-    blocks = (at(n, CHANNELS) + step - 1) // step
-    for task in range(first, last_task):
-        _block(task // blocks, task % blocks, blocks, n, kind, memory)
+            for i in range(0, size, step):
+                store(h, i, zeros(h, ONE))
+        last = c0 + count - 1
+        gathered = c0 // b_group != last // b_group or c0 // c_group != last // c_group
+        sums = zeros(h, ONE)
+        for t in range(first, end):
+            if chunk and (t - first) % chunk == 0:
+                place = ((saved + (t - first) // chunk) * blocks + block) * size
+                for i in range(0, size, step):
+                    store(starts, place + i, load(h, i, ONE))
+            offset = (row * time + t) * channels + c0
+            s = first_lanes(delta, offset, count, ONE)
+            if at(n, HAS_BIAS):
+                s = s + first_lanes(bias, c0, count, ONE)
+            if at(n, SOFTPLUS):
+                s = softplus(s)
+            s = clamp(s, at(limits, 0), at(limits, 1))
+            sums = sums + s
+            x = first_lanes(u, offset, count, ONE)
+            b_row = shifted(B, row * at(n, B_BATCH) + t * at(n, B_TIME))
+            c_row = shifted(C, row * at(n, C_BATCH) + t * at(n, C_TIME))
+            if gathered:
+                if t == first or at(n, B_TIME):
+                    _turned(b_lanes, b_row, c0, count, b_group, 2 * N)
+                if t == first or at(n, C_TIME):
+                    _turned(c_lanes, c_row, c0, count, c_group, 2 * N)
+            else:
+                b_row, c_row = shifted(b_row, c0 // b_group * 2 * N), shifted(c_row, c0 // c_group * 2 * N)
+            r = _token(N, h, a, s, s * x, b_row, c_row, b_lanes, c_lanes, gathered, angles, False, h, h)
+            if at(n, WANTS_OUTPUT):
+                q = r + r
+                if at(n, HAS_D):
+                    q = q + first_lanes(D, c0, count, ONE) * x
+                if at(n, HAS_Z):
+                    gate = first_lanes(z, offset, count, ONE)
+                    q = q * (gate * sigmoid(gate))
+                put_lanes(output, offset, count, q, ONE)
+        _turned_back(shifted(numbers(at(n, LAST), kind), own), h, count, 2 * N)
+        if at(n, WANTS_SUMS):
+            put_lanes(numbers(at(n, SUMS), kind), i_seq * channels + c0, count, sums, ONE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -300,12 +266,18 @@ def _flush(lane_sums, tokens, rows, target, stride, per_group, c0, count, gather
 def _prepare_back(
     n, kind, t, row, c0, count, N, h, a, b_row, c_row, b_lanes, c_lanes, gathered, angles, states, decays, rows, d_D
 ):  # fmt: skip
-    """One token forward again; its s, u and dq go to ``rows``, the gate's gradient to its place."""
+    """One token forward again; its s, u, dq and raw step go to ``rows``, the gate's gradient to its place."""
     step = lanes(h, ONE)
     limits = numbers(at(n, BACK_LIMITS), kind)
     offset = (row * at(n, TIME) + t) * at(n, CHANNELS) + c0
-    delta, bias = numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind)
-    s = _step_sizes(_raw(delta, bias, at(n, HAS_BIAS), offset, c0, count), at(n, SOFTPLUS), limits)
+    raw = first_lanes(numbers(at(n, BACK_DELTA), kind), offset, count, ONE)
+    if at(n, HAS_BIAS):
+        raw = raw + first_lanes(numbers(at(n, BACK_BIAS), kind), c0, count, ONE)
+    store(rows, 3 * step, raw)
+    s = raw
+    if at(n, SOFTPLUS):
+        s = softplus(raw)
+    s = clamp(s, at(limits, 0), at(limits, 1))
     u = first_lanes(numbers(at(n, BACK_U), kind), offset, count, ONE)
     dq = zeros(h, ONE)
     if at(n, HAS_D_OUTPUT):
@@ -340,8 +312,7 @@ def _finish_back(n, kind, t, row, c0, count, rows, sums, d_bias):
             du = du + first_lanes(numbers(at(n, BACK_D), kind), c0, count, ONE) * dq
         put_lanes(numbers(at(n, D_U), kind), offset, count, du, ONE)
     d_raw = u * dx + load(sums, step, ONE)
-    delta, bias = numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind)
-    raw = _raw(delta, bias, at(n, HAS_BIAS), offset, c0, count)
+    raw = load(rows, 3 * step, ONE)
     unclamped = raw
     if at(n, SOFTPLUS):
         unclamped = softplus(raw)
@@ -370,7 +341,7 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
     lane_B = shifted(decays, chunk * size)
     lane_C = shifted(lane_B, chunk * size)
     rows = shifted(lane_C, chunk * size)
-    sums = shifted(rows, 3 * chunk * step)
+    sums = shifted(rows, 4 * chunk * step)
     angles = shifted(sums, 2 * step)
     held = shifted(angles, 2 * step)  # for each block A and the carried gradient
     block_first, block_last = blocks * part_index // parts, blocks * (part_index + 1) // parts
@@ -378,10 +349,10 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
         c0 = block * step
         count = min(channels - c0, step)
         a = shifted(held, (block - block_first) * 2 * size)
-        _turned(a, shifted(numbers(at(n, BACK_A), kind), c0 * 2 * N), count, 2 * N)
+        _turned(a, numbers(at(n, BACK_A), kind), c0, count, 1, 2 * N)
         if at(n, HAS_D_LAST):
             place = shifted(numbers(at(n, D_LAST), kind), (i_seq * channels + c0) * 2 * N)
-            _turned(shifted(a, size), place, count, 2 * N)
+            _turned(shifted(a, size), place, 0, count, 1, 2 * N)
         else:
             for i in range(0, size, step):
                 store(a, size + i, zeros(h, ONE))
@@ -417,15 +388,15 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
                 b_row = shifted(B, row * at(n, B_BATCH) + (t0 + t) * b_stride)
                 c_row = shifted(C, row * at(n, C_BATCH) + (t0 + t) * c_stride)
                 if gathered:
-                    _gather(b_lanes, b_row, c0, count, b_group, 2 * N)
-                    _gather(c_lanes, c_row, c0, count, c_group, 2 * N)
+                    _turned(b_lanes, b_row, c0, count, b_group, 2 * N)
+                    _turned(c_lanes, c_row, c0, count, c_group, 2 * N)
                 else:
                     b_row, c_row = (
                         shifted(b_row, c0 // b_group * 2 * N),
                         shifted(c_row, c0 // c_group * 2 * N),
                     )
                 row_t, states_t, decays_t = (
-                    shifted(rows, 3 * t * step),
+                    shifted(rows, 4 * t * step),
                     shifted(states, t * size),
                     shifted(decays, t * size),
                 )
@@ -458,7 +429,7 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
 
 def backward_memory(N: int, blocks: int, chunk: int, step: int) -> int:
     """Numbers of memory that a range of backward needs; ``blocks`` is the most of one part."""
-    return step * (2 * N * (3 + 4 * chunk + 2 * blocks) + 3 * chunk + 4)
+    return step * (2 * N * (3 + 4 * chunk + 2 * blocks) + 4 * chunk + 4)
 
 
 @kernel

@@ -37,14 +37,17 @@ def run(
     memory: int,
     integers: Sequence[int],
     arrays: Sequence[Array],
+    size: int = 0,
 ) -> None:
     """A kernel over all tasks, in as many threads as the work (in multiplications) is worth.
 
-    ``memory`` is the number of numbers that a range of tasks needs for itself; ``arrays`` are contiguous.
+    ``memory`` is the number of numbers that a range of tasks needs for itself; ``arrays`` lie as the kernel
+    expects; ``size`` is that of a kernel compiled for several.
     """
     if not tasks:
         return
-    compiled = kernel(dtype)
+    compiled = kernel(dtype, size)
+    tag = ((0,) * size,) if size else ()
     kind = numpy.dtype(dtype).type(0)
     # (``ctypes.data`` takes twice as long as this.)
     block = numpy.array([*integers, *(array.__array_interface__["data"][0] for array in arrays)], numpy.int64)
@@ -56,7 +59,7 @@ def run(
     def ranged(first: int, last: int) -> None:
         own = fresh(memory * kind.itemsize + 64, numpy.uint8)
         address = own.__array_interface__["data"][0]
-        compiled(first, last, place, address + -address % 64, kind)
+        compiled(first, last, place, address + -address % 64, kind, *tag)
 
     if count == 1:
         ranged(0, tasks)

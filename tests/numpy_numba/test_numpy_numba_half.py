@@ -215,6 +215,30 @@ def test_what_is_not_finite():
         assert np.isnan(result.output.astype(float)[0, 2, 1])
 
 
+def test_every_float16_is_widened_and_rounded_as_numpy_does():
+    """All 65536 numbers there; back, those between: ties to even, overflow to infinity, subnormal numbers, NaN."""
+    from scanfield_numpy.widening import put, widened
+
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)[: 2**16 - 3]
+    with np.errstate(invalid="ignore"):
+        want = every.astype(np.float32)
+    assert np.array_equal(widened(every, "float32"), want, equal_nan=True)
+    assert np.array_equal(widened(every[::-1], "float32"), want[::-1], equal_nan=True)
+    bits = np.random.default_rng(0).integers(0, 2**32, 2**18, dtype=np.uint32)
+    middle = 0.5 * (want[1:30000] + want[:29999])
+    with np.errstate(all="ignore"):
+        nearby = [np.nextafter(want, np.float32(np.inf)), np.nextafter(middle, np.float32(0))]
+        some = np.concatenate([bits.view(np.float32), want, middle, -middle, *nearby])
+        rounded = some.astype(np.float16)
+    room = np.empty((2, some.size), np.float16)
+    put(room[0], some)
+    put(room[:, ::-1][1], some[::-1])
+    for found in room:
+        assert np.array_equal(found, rounded, equal_nan=True)
+        numbers = ~np.isnan(found)
+        assert np.array_equal(np.signbit(found[numbers]), np.signbit(rounded[numbers]))
+
+
 def test_explain_says_who_runs():
     a = np.full((1, 3, 2), 0.5, "float16")
     rows = [row for row in scanfield.explain(scanfield.linear_scan, a, a).verdicts if row.candidate == METHOD]

@@ -133,7 +133,7 @@ def gdn2(time: int, heads: int, vheads: int, K: int, V: int, gates: str, packed:
 VARIED = {
     "linear_scan": [
         linear(time, lanes, a_ones, b_ones, packed)
-        for time, lanes in ((70, 5), (33, 1), (20, 1040))
+        for time, lanes in ((70, 5), (33, 1), (20, 1040), (300, 3), (131, 1))
         for a_ones, b_ones in (("", ""), ("f", ""), ("bt", ""), ("", "tf"), ("bf", "t"))
         for packed in (False, True)
     ],
