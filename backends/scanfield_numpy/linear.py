@@ -62,9 +62,11 @@ class Linear:
         shared = any(
             want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
         )
-        groups = max(1, min(plan.number, _GROUPS // max(blocks, 1))) if shared else plan.number
+        groups = plan.number
+        if shared:
+            groups = max(1, min(-(-plan.number // 2), _GROUPS // max(blocks, 1)))
         sums = [
-            _sums(array, shape, blocks, groups, plan.number, dtype) if want else _Sums(None, (0,) * 7)
+            _sums(array, shape, blocks, groups, plan.number, dtype) if want else _Sums(None, (0,) * 8)
             for array, want in zip((a, b), wanted, strict=False)
         ]
         d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
@@ -158,8 +160,9 @@ def _sums(
     lead, number = 1 if whole else blocks, groups if shared else array.shape[0]
     adds = not whole or shared or time == 1
     partial = (cleared if adds else fresh)((lead, number, time, width), dtype)
+    past = not adds and past_cache(partial)
     each_block, each_token = 0 if whole else number * time, width if time > 1 else 0
-    return _Sums(partial, (1, shared, each_block, time * width, each_token, whole, adds))
+    return _Sums(partial, (1, shared, each_block, time * width, each_token, whole, adds, past))
 
 
 def _summed(sums: _Sums, array: Array) -> Array | None:

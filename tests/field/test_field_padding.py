@@ -7,9 +7,6 @@ import pytest
 import reference
 from calls import CHEAP_FORMS, GENERIC, call, needs_every_length, pull
 from draws import G, M, bitwise, printed, within
-from examples import COMPILED
-
-import scanfield
 
 pytestmark = GENERIC
 
@@ -30,8 +27,7 @@ def test_f031_neutral_tokens_on_the_left_change_nothing_in_the_selective_scan(li
 def test_f031_neutral_tokens_on_the_left_change_nothing_in_gdn2(library, method):
     """A neutral token (log_decay, erase and write 0) leaves the state as it is, to the last bit.
 
-    So do the chunk form and the compiled one, which takes four tokens in a pass; but there five tokens more also move
-    what is summed with what, which may change a last digit.
+    So does the chunk form; but there five tokens more also move what is summed with what, which may change a last digit.
     """
     drawn = G(27, 1, 12, 2, 4, 3)
     inputs = drawn.inputs()
@@ -40,8 +36,7 @@ def test_f031_neutral_tokens_on_the_left_change_nothing_in_gdn2(library, method)
     state = {"initial_state": drawn.state}
     padded = call(library, "gdn2", inputs | state, method=method)
     alone = call(library, "gdn2", {name: x[:, 5:] for name, x in inputs.items()} | state, method=method)
-    taken = scanfield.explain(scanfield.gdn2, **library.arrays(inputs), method=method).taken["forward"]
-    if taken in ("generic.chunk", COMPILED):
+    if method == "generic.chunk":
         within(library.numpy(padded.output)[:, 5:], library.numpy(alone.output), 1e-12)
         within(library.numpy(padded.final_state), library.numpy(alone.final_state), 1e-12)
         only = call(library, "gdn2", {name: x[:, :5] for name, x in inputs.items()} | state, method=method)
