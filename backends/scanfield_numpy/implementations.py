@@ -36,21 +36,11 @@ class Compiled:
         self._half = Half(self)
 
     def _chosen(self, call: Call) -> Verbs:
-<<<<<<< HEAD
         own = OWN.get(call.compute)
-        others = [
-            x.dtype for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own
-        ]
-        if not others:
-            return self._real
-        names = {dtype.name for dtype in others}
-        if names & _HALF:
-=======
-        arrays = [array for array in call.arrays if hasattr(array, "dtype")]
-        if any(is_half(array) for array in arrays):
->>>>>>> wide
+        others = [x for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own]
+        if any(is_half(array) for array in others):
             return self._half
-        return self._complex if any(array.dtype.kind == "c" for array in arrays) else self._real
+        return self._complex if any(array.dtype.kind == "c" for array in others) else self._real
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Dtypes that no kernel takes."""
