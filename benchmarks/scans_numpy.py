@@ -12,6 +12,9 @@ the floor that was set before, and whether it is met. What a peer computes is co
 
 from __future__ import annotations
 
+import _timing  # before NumPy: it sets the number of BLAS threads
+
+# isort: split
 import argparse
 import functools
 import json
@@ -28,10 +31,10 @@ from typing import Any
 
 import _compiled
 import _peers
-import _timing  # first: it sets the number of BLAS threads
 import numpy as np
 
 import scanfield
+from scanfield_numpy.memory import pool
 
 METHOD = "numpy.numba"
 Row = dict[str, Any]
@@ -281,9 +284,12 @@ def memory(quick: bool) -> Iterator[Row]:
             kept[:] = [result, pullback(d_output)]
 
         both()
+        kept.clear()
+        pool.clear()  # memory that waits for a next result would not be seen
         peak = _timing.peak_bytes(both)
         result, gradients = kept
         extra = peak - sum(x.nbytes for x in result)
+        assert extra >= sum(x.nbytes for x in gradients.values()), "not all memory was seen"
         lasting = sum(x.nbytes for x in (*arrays.values(), *gradients.values()))
         yield row(
             "Memory", f"{name} forward + backward, {_shape(arrays)}", "bytes of inputs and gradients", extra / lasting,
