@@ -108,22 +108,25 @@ class Half:
         call = _accurate(call)
         plan = _plan(call)
         output: Array = None
-        last = call.arrays[plan.state]
-        last = None if last is None else numpy.array(last)
+        given = last = call.arrays[plan.state]
         starts = []
         for block in plan.blocks:
-            y, after = self._wide.forward(
-                _part(call, plan, block, None if last is None else last[block.states])
-            )
-            if last is None:
-                last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
+            before = None if last is None else last[block.states]
+            y, after = self._wide.forward(_part(call, plan, block, before))
+            if keep:
+                starts.append(numpy.zeros_like(after) if before is None else before.copy())
             if output is None:
                 main = call.arrays[plan.main]
                 kind = main.dtype if is_half(main) else y.dtype
                 output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
-            if keep:
-                starts.append(last[block.states].copy())
-            last[block.states] = after
+                if after.shape[0] == plan.sequences:
+                    last = after  # a token's state may be large: no copy
+                elif given is None:
+                    last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
+                else:
+                    last = numpy.array(given)
+            if last is not after:
+                last[block.states] = after
             put(output[block.rows, block.tokens], y)
         return output, _narrowed(last, call.compute, carry), tuple(starts)
 
@@ -316,9 +319,9 @@ def _blocks(
     for t0 in range(0, max(time, 1), tokens):
         t1 = min(t0 + tokens, time)
         if bounds is not None:
-            first, last = (
-                (bisect_right(bounds, t0) - 1, bisect_left(bounds, t1)) if time else (0, len(bounds) - 1)
-            )
+            # Empty sequences at either end belong to the first and the last block.
+            first = bisect_right(bounds, t0) - 1 if t0 else 0
+            last = bisect_left(bounds, t1) if t1 < time else len(bounds) - 1
             inside = tuple(min(max(bound, t0), t1) - t0 for bound in bounds[first : last + 1])
             yield _Block(slice(None), slice(t0, t1), slice(first, last), inside)
             continue

@@ -57,11 +57,13 @@ class Linear:
         few = _few(width, time, dtype)
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
-        lanes = width if few else _lanes(width, 1, _WIDEST_BACK, dtype)
+        asked = [array for array, want in zip((a, b), wanted, strict=False) if want]
+        shared = any(_shared(array, shape, plan.number) for array in asked)
+        # Sums are made of the same parts for every number of threads; what is no sum may be cut anywhere.
+        fixed = shared or any(array.shape[2] < width for array in asked)
+        tasks = -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number)
+        lanes = width if few else _lanes(width, tasks, _WIDEST_BACK, dtype)
         blocks = -(-width // lanes) if width else 0
-        shared = any(
-            want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
-        )
         groups = plan.number
         if shared:
             groups = max(1, min(-(-plan.number // 2), _GROUPS // max(blocks, 1)))
@@ -124,6 +126,12 @@ def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
     step = lanes_of(dtype)
     registers = -(-width // (step * tasks))
     return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
+
+
+def _tasks(number: int) -> int:
+    """In how many tasks each of so many sequences is cut: one thread takes long rows, several want some tasks each."""
+    threads = get_num_threads()
+    return 1 if threads == 1 else -(-2 * threads // max(1, number))
 
 
 def _few(width: int, time: int, dtype: str) -> bool:
@@ -197,9 +205,7 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
             size=width,
         )
         return output, last, starts
-    threads = get_num_threads()
-    # One thread takes rows as long as may be; several want some tasks each.
-    lanes = _lanes(width, 1 if threads == 1 else -(-2 * threads // plan.number), _WIDEST, dtype)
+    lanes = _lanes(width, _tasks(plan.number), _WIDEST, dtype)
     given, common = _common(a, b, (lanes, chunk), shape, dtype)
     run(
         kernels.forward,
