@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy
 
@@ -77,7 +78,7 @@ class GatedDelta:
             9.0 * batch * time * vheads * K * V,
             gated_delta_backward.memory_of(K, V, chunk, panel, lanes),
             (*integers, *steps),
-            (plan.table, _scale(call), *read, *(flat(array, dtype) for array in others)),
+            (plan.table, _scale(call.options[0], dtype), *read, *(flat(array, dtype) for array in others)),
         )
         return grads
 
@@ -117,9 +118,10 @@ def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], li
     return read, steps
 
 
-def _scale(call: Call) -> Array:
+@lru_cache(64)
+def _scale(scale: float, dtype: str) -> Array:
     """The factor of the output, and 1."""
-    return numpy.array([call.options[0], 1], call.compute)
+    return numpy.array([scale, 1], dtype)
 
 
 def _chunk(call: Call) -> int:
@@ -162,7 +164,16 @@ def _forward(
         4.0 * batch * time * vheads * K * V,
         gated_delta_forward.memory_of(K, task, lanes),
         (*integers, *steps),
-        (plan.table, _scale(call), *read, flat(state, dtype), output, last, starts, updates),
+        (
+            plan.table,
+            _scale(call.options[0], dtype),
+            *read,
+            flat(state, dtype),
+            output,
+            last,
+            starts,
+            updates,
+        ),
     )
     return output, last, starts, updates
 

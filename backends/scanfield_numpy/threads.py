@@ -49,16 +49,15 @@ def run(
     compiled = kernel(dtype, size)
     tag = ((0,) * size,) if size else ()
     kind = numpy.dtype(dtype).type(0)
-    # (``ctypes.data`` takes twice as long as this.)
-    block = numpy.array([*integers, *(array.__array_interface__["data"][0] for array in arrays)], numpy.int64)
-    place = block.__array_interface__["data"][0]
+    block = numpy.array([*integers, *map(_address, arrays)], numpy.int64)
+    place = _address(block)
     count = max(1, min(tasks, int(work // WORTH_A_THREAD)))
     if count > 1:
         count = min(count, get_num_threads())
 
     def ranged(first: int, last: int) -> None:
         own = fresh(memory * kind.itemsize + 64, numpy.uint8)
-        address = own.__array_interface__["data"][0]
+        address = _address(own)
         compiled(first, last, place, address + -address % 64, kind, *tag)
 
     if count == 1:
@@ -72,6 +71,12 @@ def run(
     finally:
         for future in waiting:
             future.result()
+
+
+def _address(array: Array) -> int:
+    """Of an array's first number; any for one that has none."""
+    # (``ctypes.data`` takes twice as long as this, which takes as long as a few tasks of a small step.)
+    return array.__array_interface__["data"][0] if array.size else 0
 
 
 def _workers(count: int) -> ThreadPoolExecutor:
