@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy
 
-from scanfield.dispatch import Call, Grads, Verb
+from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences, width
 from scanfield_numpy.memory import cleared, fresh, past_cache
@@ -70,7 +71,8 @@ class GatedDelta:
             d_output is not None, d_final_state is not None, *(grad is not None for grad in grads[:7]), panel,
         )  # fmt: skip
         read, steps = _inputs(call.arrays[:6], dtype)
-        others = (*residuals, d_output, d_final_state, *grads[:7])
+        odd = numpy.zeros(plan.number * vheads, dtype)
+        others = (*residuals, d_output, d_final_state, *grads[:7], odd)
         run(
             gated_delta_backward.backward,
             dtype,
@@ -80,6 +82,8 @@ class GatedDelta:
             (*integers, *steps),
             (plan.table, _scale(call.options[0], dtype), *read, *(flat(array, dtype) for array in others)),
         )
+        if odd.any():
+            return _token_by_token(call, d_output, d_final_state, wanted)
         return grads
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
@@ -106,6 +110,15 @@ class GatedDelta:
                     log_decay[0, edges[i] : edges[i + 1]].sum(axis=0, out=sums[i])
             transition = numpy.broadcast_to(numpy.exp(sums), (count, vheads, K))
         return numpy.ascontiguousarray(transition)[..., None], state
+
+
+def _token_by_token(
+    call: Call, d_output: Array | None, d_final_state: Array | None, wanted: tuple[bool, ...]
+) -> Grads:
+    """Gradients by the recurrence: products of several decays may overflow, and meet what is not finite, elsewhere."""
+    recurrence = cast(Any, operation_of(call).generic["recurrent"])
+    grads: Grads = recurrence.backward(call, recurrence.save(call)[2], d_output, d_final_state, wanted)
+    return grads
 
 
 def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], list[int]]:

@@ -132,7 +132,7 @@ def reason_against(call: Call, index: int) -> str | None:
         if name in HALF:
             continue  # widened a block at a time
         if REAL_OF.get(name) not in _ABSENT:
-            return f"dtype {name}: kernels are compiled for float32 and float64"
+            return f"dtype {name}: kernels are compiled for float32 and float64, real and complex, and take half precision"
         if REAL_OF[name] != call.compute or not array.dtype.isnative:
             return f"dtype {array.dtype.str}: kernels take all arrays in the machine's own {call.compute}"
     return None
