@@ -9,10 +9,11 @@ from typing import Any, cast
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb, operation_of
+from scanfield.threads import get_num_threads
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences, width
 from scanfield_numpy.memory import cleared, fresh, past_cache
-from scanfield_numpy.threads import get_num_threads, run
+from scanfield_numpy.threads import run
 from scanfield_numpy.vector import REGISTER_BYTES
 
 # Tokens between two saved states: the saved ones are then fewer than the numbers of an input.
@@ -123,7 +124,8 @@ def _token_by_token(
 
 def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], list[int]]:
     """Arrays as the kernels read them, and their steps along batch, time and heads."""
-    read, steps = [], []
+    read: list[Array] = []
+    steps: list[int] = []
     for array in arrays:
         ready, own = rows(array, dtype, repeated=False)
         read.append(ready)
