@@ -15,7 +15,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 from scanfield_numpy.vector import REGISTER_BYTES
 
-FOLDER = os.environ.get("SCANFIELD_CACHE_DIR", "")
+FOLDER = os.path.expanduser(os.environ.get("SCANFIELD_CACHE_DIR", ""))
 """Where kernels are kept; empty for nowhere."""
 
 

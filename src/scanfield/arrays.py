@@ -84,7 +84,7 @@ def _recognise(array: Array, argument: str) -> Library:
     if isinstance(array, bool | int | float | complex | numpy.generic | list | tuple | str):
         raise BackendError(
             f"{argument}: expected an array, came {shown} ({array!r:.60}); "
-            f"{argument} = numpy.asarray({argument}, dtype=...) makes one (or your library's asarray)"
+            f"{argument} = numpy.asarray({argument}, dtype=float) makes one (or your library's asarray)"
         )
     try:
         namespace = array_api_compat.array_namespace(array)

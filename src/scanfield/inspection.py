@@ -99,9 +99,11 @@ def warmup(
     return explain(op, **arrays, **options)
 
 
-def _zeros(xp: Any, name: str, shape: Any, dtype: str, device: Any) -> Array:
-    if dtype not in REAL + COMPLEX:
-        raise DtypeError(f"dtype: {dtype!r}; allowed are {', '.join(REAL[:4] + COMPLEX[:2])}")
+def _zeros(xp: Any, name: str, shape: Any, dtype: Any, device: Any) -> Array:
+    if not isinstance(dtype, str) or dtype not in REAL + COMPLEX:
+        raise DtypeError(
+            f"dtype: {dtype!r}; allowed are the names {', '.join(REAL[:4] + COMPLEX[:2])}, as strings"
+        )
     sizes = tuple(shape) if isinstance(shape, Sequence) else None
     if sizes is None or not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise ShapeError(f"shapes: {name!r} has {shape!r}; expected a sequence of sizes")
