@@ -26,6 +26,8 @@ MANIFEST = Manifest(
     candidates=(
         _candidate("dask.blocks", "blocks", "chooses one of the two forms below", default=True),
         _candidate("dask.sequential", "sequential", "the state goes from block to block", default=False),
-        _candidate("dask.parallel", "parallel", "blocks are summarised first, then run at once", default=False),
+        _candidate(
+            "dask.parallel", "parallel", "blocks are summarised first, then run at once", default=False
+        ),
     ),
 )

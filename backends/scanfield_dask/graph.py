@@ -10,7 +10,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from scanfield.arrays import COMPLEX_OF, dtype_of, is_complex, library_of, zeros
-from scanfield.dispatch import Call, Operation, implementation, operation_of
+from scanfield.dispatch import Call, implementation, operation_of
 from scanfield_dask.grid import Grid, Layout, Position, sizes_of
 from scanfield_dask.tasks import Block
 
@@ -93,7 +93,9 @@ def opened(call: Call, verb: str, grid: Grid, form: str) -> Graph:
         array if layout is None else fitted(array, layout.chunks)
         for array, layout in zip(call.arrays, grid.arrays, strict=True)
     ]
-    names = [array if layout is None else array.name for array, layout in zip(arrays, grid.arrays, strict=True)]
+    names = [
+        array if layout is None else array.name for array, layout in zip(arrays, grid.arrays, strict=True)
+    ]
     token = tokenize(verb, form, call.options, call.compute, names)
     return Graph(f"scanfield-{operation.name}-{verb}-{token}", call, grid, form, arrays)
 
@@ -103,7 +105,9 @@ def fitted(array: Array, chunks: Chunks) -> Array:
     return array if tuple(array.chunks) == chunks else array.rechunk(chunks)
 
 
-def array_over(whole: HighLevelGraph, name: str, kind: str, chunks: Chunks, blocks: Blocks, meta: Array) -> Array:
+def array_over(
+    whole: HighLevelGraph, name: str, kind: str, chunks: Chunks, blocks: Blocks, meta: Array
+) -> Array:
     """A Dask array whose blocks are tasks over the layer ``name``, in a layer of its own."""
     own = f"{kind}-{name}"
     layer = {(own, *index): task for index, task in blocks.items()}
@@ -177,7 +181,9 @@ def transition_layout(graph: Graph, axes: Sequence[str | None]) -> Layout:
     return Layout(*(tuple(column) for column in zip(*columns, strict=True)))
 
 
-def first_of_each(layout: Layout, positions: Iterable[Mapping[str, int]]) -> dict[tuple[int, ...], dict[str, int]]:
+def first_of_each(
+    layout: Layout, positions: Iterable[Mapping[str, int]]
+) -> dict[tuple[int, ...], dict[str, int]]:
     """For each block of an array the first block of the lanes that makes it."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for position in positions:

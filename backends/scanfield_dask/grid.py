@@ -96,7 +96,9 @@ def grid_of(operation: Operation, call: Call) -> Grid:
         cuts[axis] = _fit_groups(cuts[axis], members)
 
     def layout(axes: Iterable[str], shape: Iterable[int]) -> Layout:
-        entries = [_axis(axis, size, sizes, cuts, operation, ratios) for axis, size in zip(axes, shape, strict=True)]
+        entries = [
+            _axis(axis, size, sizes, cuts, operation, ratios) for axis, size in zip(axes, shape, strict=True)
+        ]
         return Layout(*zip(*entries, strict=True))  # type: ignore[arg-type]  # three columns of entries
 
     arrays = tuple(
@@ -203,7 +205,11 @@ def _pieces(cuts: Cuts, bounds: Cuts | None) -> tuple[Piece, ...]:
         met = [
             i
             for i, (first, last) in enumerate(pairwise(bounds))
-            if (first < stop and last > start if first < last else start <= first < stop or first == stop == end)
+            if (
+                first < stop and last > start
+                if first < last
+                else start <= first < stop or first == stop == end
+            )
         ]
         first, last = (met[0], met[-1] + 1) if met else (0, 0)
         edges = [min(max(bound, start), stop) - start for bound in bounds[first : last + 1]]

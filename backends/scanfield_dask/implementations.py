@@ -141,7 +141,9 @@ def _results(graph: Graph, verb: Verb) -> tuple[Array, Array]:
             graph.add("run", (*lanes, k), function, graph.starts.get(run), *inputs)
             outputs[grid.output.index({**position, "time": k})] = (itemgetter(0), run)
             runs.append(run)
-        states[grid.state.index(position)] = _ends(graph, lanes, 1, runs) if graph.packed else (itemgetter(1), runs[-1])
+        states[grid.state.index(position)] = (
+            _ends(graph, lanes, 1, runs) if graph.packed else (itemgetter(1), runs[-1])
+        )
     whole, metas = graph.whole(), metas_of(graph)
     return (
         array_over(whole, graph.name, "output", grid.output.chunks, outputs, metas.output),
@@ -167,7 +169,9 @@ def _start_all(graph: Graph, position: dict[str, int]) -> None:
     begin = 0
     while begin < len(pieces):
         end = begin
-        while pieces[end].leaving and (end == begin or not graph.packed or pieces[end].last - pieces[end].first == 1):
+        while pieces[end].leaving and (
+            end == begin or not graph.packed or pieces[end].last - pieces[end].first == 1
+        ):
             end += 1
         if end > begin:
             _start_chain(graph, position, begin, end)
@@ -292,7 +296,8 @@ def _summary(graph: Graph) -> tuple[Array, Array]:
     made = {tuple(position.values()): _maps(graph, position) for position in positions}
     states = {grid.state.index(position): made[tuple(position.values())][1] for position in positions}
     transitions = {
-        index: made[tuple(position.values())][0] for index, position in first_of_each(layout, positions).items()
+        index: made[tuple(position.values())][0]
+        for index, position in first_of_each(layout, positions).items()
     }
     whole = graph.whole()
     return (
@@ -324,7 +329,9 @@ def _maps(graph: Graph, position: dict[str, int]) -> tuple[Any, Any]:
         width *= 2
         pairs = [keys[at : at + 2] for at in range(0, len(keys), 2)]
         keys = [
-            graph.add("map", (*lanes, n * width, (n + 1) * width), compose, *pair) if len(pair) == 2 else pair[0]
+            graph.add("map", (*lanes, n * width, (n + 1) * width), compose, *pair)
+            if len(pair) == 2
+            else pair[0]
             for n, pair in enumerate(pairs)
         ]
     return (itemgetter(0), keys[0]), (itemgetter(1), keys[0])

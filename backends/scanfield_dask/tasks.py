@@ -205,7 +205,11 @@ def _state_cotangent(
     if count == 1:
         return d_carry
     xp = library_of(d_carry, "d_carry").namespace
-    rest = zeros(xp, (count - 1, *d_carry.shape[1:]), d_carry.dtype, d_carry) if given is None else given[:-1, ...]
+    rest = (
+        zeros(xp, (count - 1, *d_carry.shape[1:]), d_carry.dtype, d_carry)
+        if given is None
+        else given[:-1, ...]
+    )
     return xp.concat([rest, d_carry], axis=0)
 
 

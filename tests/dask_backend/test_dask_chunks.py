@@ -78,7 +78,9 @@ def test_summaries_and_states_between(library: Library, op: str, form: str, pack
     more: dict[str, Any] = {"reverse": reverse}
     if packed:
         more["cu_seqlens"] = PACKED
-    inputs = op_inputs(op, f"{op} between", batch=1 if packed else 2, states=len(PACKED) - 1 if packed else None)
+    inputs = op_inputs(
+        op, f"{op} between", batch=1 if packed else 2, states=len(PACKED) - 1 if packed else None
+    )
     for size in (1, 2, 3):
         arrays = {n: library.array(x).rechunk({1: size} if x.ndim > 2 else {}) for n, x in inputs.items()}
         state, given = arrays.pop("initial_state"), dict(inputs)
@@ -150,7 +152,11 @@ def test_what_a_lazy_array_says_of_its_dtype(library: Library, op: str, dtype: s
     inputs = {n: x.astype(kind) for n, x in op_inputs(op, f"{op} kinds").items()}
     arrays = {n: library.da.from_array(x, chunks=2) for n, x in inputs.items()}
     lazy, pullback = scanfield.vjp(operation(op), **arrays)
-    found = {"output": lazy.output, "final_state": lazy.final_state, **pullback(lazy.output, lazy.final_state)}
+    found = {
+        "output": lazy.output,
+        "final_state": lazy.final_state,
+        **pullback(lazy.output, lazy.final_state),
+    }
     computed = library.dask.compute(found)[0]
     for name, array in found.items():
         assert computed[name].dtype == array.dtype == (np.float32 if name == "final_state" else kind), name
