@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from arrays import Library, deviation
 from checks import operation
-from examples import BASE, EXAMPLES, PACKED, Example, example, op_inputs, rng_of
+from examples import BASE, EXAMPLES, GRAPHS, PACKED, Example, example, op_inputs, rng_of
+from golden_adapter import GoldenCall, scan_cases
 
 import scanfield
 
 pytestmark = pytest.mark.backend("dask")
 
-FORMS = ("dask.sequential", "dask.parallel")
 RUNS = [
     pytest.param(e, form, id=f"{e}-{form}")
     for e in EXAMPLES
-    for form in (FORMS if e.op in BASE else FORMS[1:])  # the derived ones have no graph of their own
+    for form in (GRAPHS if e.op in BASE else GRAPHS[1:])  # the derived ones have no graph of their own
 ]
 
 
@@ -55,8 +55,23 @@ def test_every_option_in_random_blocks(library: Library, example: Example, form:
         same(got[2][name], want, gradients[name])
 
 
+@pytest.mark.parametrize("form", GRAPHS)
+@pytest.mark.parametrize("call", scan_cases(), ids=lambda call: call.case.name)
+def test_golden_cases_in_random_blocks(library: Library, dtype: str, call: GoldenCall, form: str):
+    case = call.case
+    arrays = cut(library, dict(call.inputs), f"{case.name} {form}", dtype)
+    result, pullback = scanfield.vjp(operation(case.op), **arrays, **call.options, method=form)
+    gradients = pullback(*(library.array(case.cotangents[n], dtype) for n in ("output", "final_state")))
+    output, state, found = library.dask.compute(*result, gradients)
+    got = {"expected/output": output, "expected/final_state": state}
+    got |= {f"gradient/{name}": gradient for name, gradient in found.items()}
+    assert set(got) == set(case.keys())
+    errors = {key: case.error(key, x, dtype) for key, x in got.items()}
+    assert all(error <= 1 for error in errors.values()), {k: e for k, e in errors.items() if not e <= 1}
+
+
 @pytest.mark.parametrize("op", BASE)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GRAPHS)
 @pytest.mark.parametrize("alone", ["d_output", "d_final_state"])
 def test_each_cotangent_alone(library: Library, op: str, form: str, alone: str):
     inputs = op_inputs(op, f"{op} one cotangent")
@@ -71,7 +86,7 @@ def test_each_cotangent_alone(library: Library, op: str, form: str, alone: str):
 
 
 @pytest.mark.parametrize("op", BASE)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GRAPHS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_summaries_and_states_between(library: Library, op: str, form: str, packed: bool, reverse: bool):
@@ -108,7 +123,7 @@ def test_a_step_in_blocks(library: Library, op: str):
     same(state.compute(), want_state, state)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GRAPHS)
 def test_a_pack_whatever_the_blocks(library: Library, form: str):
     """Sequences that are empty, that end with a block, that span several, that share one."""
     bounds = [0, 0, 4, 4, 5, 6, 13, 13, 20, 20]
@@ -126,7 +141,7 @@ def test_a_pack_whatever_the_blocks(library: Library, form: str):
                 assert deviation(got[2][name], gradient) <= 1e-11, (op, size, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GRAPHS)
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0), (0, 0, 0)])
 def test_blocks_of_no_size(library: Library, form: str, shape: tuple[int, ...]):
     """Empty axes, and empty blocks beside full ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from arrays import Library, deviation
 from checks import operation
-from examples import BASE, op_inputs
+from examples import BASE, GRAPHS, op_inputs
 
 import scanfield
 
@@ -23,7 +23,7 @@ def graph_of(library: Library, op: str, form: str):
     return {**result._asdict(), **pullback(*result)}, {**want._asdict(), **want_pullback(*want)}
 
 
-@pytest.mark.parametrize("form", ["dask.sequential", "dask.parallel"])
+@pytest.mark.parametrize("form", GRAPHS)
 @pytest.mark.parametrize("op", BASE)
 def test_threads(library: Library, op: str, form: str):
     lazy, want = graph_of(library, op, form)
