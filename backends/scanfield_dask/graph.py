@@ -58,7 +58,9 @@ class Graph:
     def inputs(self, position: Position, k: int, *, state: bool) -> list[Key | None]:
         """The blocks of the call's arrays that a block takes; without ``state`` it starts from none that was given."""
         found = [
-            None if layout is None else (array.name, *layout.index({**position, "time": k}))
+            None
+            if layout is None or array is None
+            else (array.name, *layout.block_at({**position, "time": k}))
             for layout, array in zip(self.grid.arrays, self.arrays, strict=True)
         ]
         if not state:
@@ -187,5 +189,5 @@ def first_of_each(
     """For each block of an array the first block of the lanes that makes it."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for position in positions:
-        found.setdefault(layout.index(position), dict(position))
+        found.setdefault(layout.block_at(position), dict(position))
     return found

@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     blocks: tuple[tuple[int, ...], ...]
     chunks: tuple[tuple[int, ...], ...]
 
-    def index(self, position: Position) -> tuple[int, ...]:
+    def block_at(self, position: Position) -> tuple[int, ...]:
         """The block of this array that a block of the grid takes."""
         return tuple(
             0 if axis is None else blocks[position[axis]]
@@ -99,7 +99,7 @@ def grid_of(operation: Operation, call: Call) -> Grid:
         entries = [
             _axis(axis, size, sizes, cuts, operation, ratios) for axis, size in zip(axes, shape, strict=True)
         ]
-        return Layout(*zip(*entries, strict=True))  # type: ignore[arg-type]  # three columns of entries
+        return Layout(*zip(*entries, strict=True))
 
     arrays = tuple(
         None if array is None or entry.role == "index" else layout(_named(entry, bounds), array.shape)
@@ -188,7 +188,7 @@ def _axis(
     if axis in cuts and size == sizes[axis] and size:
         widths = tuple(stop - start for start, stop in pairwise(cuts[axis]))
         return axis, tuple(range(len(widths))), widths
-    if large in cuts and size > 1 and ratios[axis]:
+    if large is not None and large in cuts and size > 1 and ratios[axis]:
         spans = [(start // ratios[axis], -(-stop // ratios[axis])) for start, stop in pairwise(cuts[large])]
         order = sorted(set(spans))
         return large, tuple(order.index(span) for span in spans), tuple(stop - start for start, stop in order)

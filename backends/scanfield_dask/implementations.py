@@ -128,7 +128,7 @@ def _results(graph: Graph, verb: Verb) -> tuple[Array, Array]:
         lanes = tuple(position.values())
         if graph.form == "parallel":
             _start_all(graph, position)
-        runs = []
+        runs: list[Key] = []
         for k, piece in enumerate(pieces):
             run = graph.key("run", (*lanes, k))
             if piece.entering and graph.form != "parallel":
@@ -139,9 +139,9 @@ def _results(graph: Graph, verb: Verb) -> tuple[Array, Array]:
             function = partial(tasks.save, block) if verb == "save" else partial(tasks.run, block, verb)
             inputs = graph.inputs(position, k, state=graph.begins(k))
             graph.add("run", (*lanes, k), function, graph.starts.get(run), *inputs)
-            outputs[grid.output.index({**position, "time": k})] = (itemgetter(0), run)
+            outputs[grid.output.block_at({**position, "time": k})] = (itemgetter(0), run)
             runs.append(run)
-        states[grid.state.index(position)] = (
+        states[grid.state.block_at(position)] = (
             _ends(graph, lanes, 1, runs) if graph.packed else (itemgetter(1), runs[-1])
         )
     whole, metas = graph.whole(), metas_of(graph)
@@ -236,10 +236,10 @@ def _gradients(
                 partial(tasks.backward, saved.block(k), wanted),
                 saved.starts.get(run),
                 graph.add("kept", (*lanes, k), itemgetter(2), run),
-                None if d_output is None else (d_output.name, *grid.output.index(place)),
+                None if d_output is None else (d_output.name, *grid.output.block_at(place)),
                 None
                 if d_final_state is None or (pieces[k].leaving and not saved.packed)
-                else (d_final_state.name, *grid.state.index(place)),
+                else (d_final_state.name, *grid.state.block_at(place)),
                 d_carry,
                 *saved.inputs(position, k, state=saved.begins(k)),
             )
@@ -249,7 +249,7 @@ def _gradients(
             for i, (want, layout) in enumerate(zip(wanted, grid.arrays, strict=True)):
                 if want and layout is not None and (i != saved.place or saved.begins(k)):
                     part = graph.add(f"part{i}", (*lanes, k), itemgetter(i), back)
-                    parts[i].setdefault(layout.index(place), []).append(part)
+                    parts[i].setdefault(layout.block_at(place), []).append(part)
     sums = [_sums(graph, i, found) for i, found in enumerate(parts)]
     whole = graph.whole(*(array for array in (d_output, d_final_state) if array is not None), under=saved)
     return [
@@ -294,7 +294,7 @@ def _summary(graph: Graph) -> tuple[Array, Array]:
     layout = transition_layout(graph, metas.transition_axes)
     positions = grid.lane_positions()
     made = {tuple(position.values()): _maps(graph, position) for position in positions}
-    states = {grid.state.index(position): made[tuple(position.values())][1] for position in positions}
+    states = {grid.state.block_at(position): made[tuple(position.values())][1] for position in positions}
     transitions = {
         index: made[tuple(position.values())][0]
         for index, position in first_of_each(layout, positions).items()
