@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -233,9 +235,42 @@ def test_blocks_of_a_library_that_is_not_numpy(library: Library, op: str):
     assert all(strict.is_array(x) for x in (output, rest, d_carry, entered) if x is not None)
 
 
-def _options(op: str) -> dict[str, Any]:
-    import inspect
+def test_gradients_come_as_the_graph_says(library: Library, monkeypatch: pytest.MonkeyPatch):
+    """Whatever dtype an implementation gives its gradients: real arrays have real ones, in the carry's dtype."""
+    from scanfield_dask import tasks
 
+    class Wide:
+        def backward(self, call: Any, residuals: Any, *cotangents: Any) -> Any:
+            true = dispatch.implementation("linear_scan", "generic.recurrent")
+            return [None if g is None else g + 0j for g in true.backward(call, residuals, *cotangents)]
+
+    a = library.array(np.full((1, 4, 2), 0.5), "float32").rechunk({1: 2})
+    gradient = scanfield.vjp(scanfield.linear_scan, a, a)[1](a)["a"]
+    save = registry.save
+    with monkeypatch.context() as patch:  # while the blocks are computed
+        patch.setattr(registry, "save", lambda call, method=None: save(call, "generic.recurrent"))
+        patch.setattr(tasks, "implementation", lambda operation, name: Wide())
+        assert gradient.compute().dtype == gradient.dtype == np.float32
+
+
+def test_a_record_without_axes_is_left_to_generic(library: Library):
+    """An operation of a plugin that does not say how its output lies cannot be cut; the reason is told."""
+    record = dataclasses.replace(scanfield.linear_scan.record, output="")
+    prepared = record.prepare(
+        {"a": library.array(np.ones((1, 2, 1))), "b": library.array(np.ones((1, 2, 1))), "initial_state": None,
+         "cu_seqlens": None},
+        _options("linear_scan"),
+    )  # fmt: skip
+    from scanfield_dask import implementations
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._OPERATIONS, "linear_scan", record)
+        reason = implementations.blocks("linear_scan").declines(prepared.call, "forward")
+        assert reason == "the record of linear_scan names no axes of its output"
+        assert registry.select(prepared.call, "forward").name == "generic.recurrent"
+
+
+def _options(op: str) -> dict[str, Any]:
     names = inspect.signature(operation(op)).parameters
     return {
         n: p.default
