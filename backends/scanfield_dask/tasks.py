@@ -73,16 +73,17 @@ def backward(
     code: Any = implementation(block.operation, kept.name)
     with use(method=None):
         d_state = _state_cotangent(piece, call.arrays[place], d_final_state, d_carry)
-        found = list(code.backward(call, kept.residuals, d_output, d_state, asked))
+        grads = code.backward(call, kept.residuals, d_output, d_state, asked)
+    found = [
+        None if grad is None else _as_declared(block.compute, array, grad)
+        for array, grad in zip(call.arrays, grads, strict=True)
+    ]
     passed_on = None
     if piece.entering:
         passed_on = found[place] if piece.bounds is None else found[place][:1, ...]
         # What began here is the rest, if it began from a given state.
         begun = piece.bounds is not None and wanted[place]
         found[place] = found[place][1:, ...] if begun else None
-    for i, (array, grad) in enumerate(zip(call.arrays, found, strict=True)):
-        if grad is not None and wanted[i]:
-            found[i] = _as_declared(block.compute, array, grad)
     return (*found, passed_on)
 
 
