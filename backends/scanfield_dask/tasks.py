@@ -74,7 +74,7 @@ def backward(
     with use(method=None):
         d_state = _state_cotangent(piece, call.arrays[place], d_final_state, d_carry)
         grads = code.backward(call, kept.residuals, d_output, d_state, asked)
-    found = [
+    found: list[Any] = [
         None if grad is None else _as_declared(block.compute, array, grad)
         for array, grad in zip(call.arrays, grads, strict=True)
     ]
