@@ -240,12 +240,17 @@ def step(quick: bool) -> Iterator[Row]:
         arrays = gdn2_inputs(batch, 1, heads, size)
         token = {name: np.ascontiguousarray(x[:, 0]) for name, x in arrays.items()}
         state = np.random.default_rng(2).standard_normal((batch, heads, size, size)).astype(np.float32)
-        yield from against(
+        rows = against(
             f"gdn2 one decoding step, {_named((batch, heads, size), 'BHK')}, V = K",
             lambda state=state, token=token: scanfield.gdn2.step(state, **token, method=METHOD),
             {"NumPy einsum step": (lambda state=state, token=token: _peers.einsum_step(state, **token), least)},
             quick,
         )  # fmt: skip
+        triad, _ = _triad(state, state)
+        moved = 2e3 / 3 * _timing.seconds(triad, least=0.02 if quick else 0.5)
+        for line in rows:
+            bound = f"To read a state and write the next takes {moved:.3g} ms at the speed of STREAM's triad on arrays"
+            yield line | {"bound": f"{bound} of that size: {line['peer ms'] / moved:.3g} times."}
 
 
 def linear(quick: bool) -> Iterator[Row]:

@@ -54,6 +54,12 @@ class Linear:
         a, b, state, bounds = call.arrays
         batch, time, width = shape = _shape(a, b)
         dtype = call.compute
+        if 0 in (batch, width):
+            d_a, d_b, d_state = (
+                numpy.zeros(x.shape, dtype) if want and x is not None else None
+                for x, want in zip((a, b, state), wanted, strict=False)
+            )
+            return d_a, d_b, d_state, None
         few = _few(width, time, dtype)
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
@@ -63,7 +69,7 @@ class Linear:
         fixed = shared or any(array.shape[2] < width for array in asked)
         tasks = -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number)
         lanes = width if few else _lanes(width, tasks, _WIDEST_BACK, dtype)
-        blocks = -(-width // lanes) if width else 0
+        blocks = -(-width // lanes)
         groups = plan.number
         if shared:
             groups = max(1, min(-(-plan.number // 2), _GROUPS // max(blocks, 1)))
@@ -72,24 +78,23 @@ class Linear:
             for array, want in zip((a, b), wanted, strict=False)
         ]
         d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
-        if 0 not in (batch, width):
-            cotangent, steps = rows(d_output, dtype, repeated=False)
-            given, common = _common(a, b, (lanes, chunk), shape, dtype)
-            integers = (
-                *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
-                d_state is not None, *sums[0].layout, *sums[1].layout,
-            )  # fmt: skip
-            arrays = (d_final_state, *(each.partial for each in sums), d_state)
-            run(
-                series_kernels.backward if few else kernels.backward,
-                dtype,
-                groups * blocks,
-                4.0 * batch * time * width,
-                series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
-                integers,
-                (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
-                size=width if few else 0,
-            )
+        cotangent, steps = rows(d_output, dtype, repeated=False)
+        given, common = _common(a, b, (lanes, chunk), shape, dtype)
+        integers = (
+            *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
+            d_state is not None, *sums[0].layout, *sums[1].layout,
+        )  # fmt: skip
+        arrays = (d_final_state, *(each.partial for each in sums), d_state)
+        run(
+            series_kernels.backward if few else kernels.backward,
+            dtype,
+            groups * blocks,
+            4.0 * batch * time * width,
+            series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
+            integers,
+            (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
+            size=width if few else 0,
+        )
         with numpy.errstate(all="ignore"):
             d_a, d_b = (_summed(each, array) for each, array in zip(sums, (a, b), strict=True))
         return d_a, d_b, d_state, None
@@ -114,7 +119,7 @@ def _chunk(call: Call) -> int:
     """Tokens between two saved states."""
     _, time, width = _shape(*call.arrays[:2])
     asked = call.options[0]
-    if _few(width, time, call.compute):
+    if width and _few(width, time, call.compute):
         per = lanes_of(call.compute) // width
         most = per * series_kernels.REGISTERS
         return max(per, min(int(asked) // per * per, most)) if asked else most
