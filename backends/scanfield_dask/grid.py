@@ -53,10 +53,6 @@ class Layout(NamedTuple):
             for axis, blocks in zip(self.axes, self.blocks, strict=True)
         )
 
-    def indices(self) -> Iterable[tuple[int, ...]]:
-        """All its blocks."""
-        return product(*(range(len(sizes)) for sizes in self.chunks))
-
 
 class Grid(NamedTuple):
     """The blocks of a call."""
