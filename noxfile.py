@@ -53,7 +53,7 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "strict": ([], ["strict"]),
     "torch": (["torch"], ["peers-torch"]),
     "jax": (["jax"], []),
-    "dask": (["dask"], []),
+    "dask": (["dask", "numba"], ["distributed", "strict"]),
     "cupy": (["cupy-cuda12"], []),
 }
 

@@ -41,12 +41,17 @@ GENERIC = {
     **dict.fromkeys(DELTA_FAMILY, ("generic.recurrent", "generic.chunk")),
 }
 METHODS = {op: (*forms, COMPILED) for op, forms in GENERIC.items()}
+GRAPHS = (
+    "dask.sequential",
+    "dask.parallel",
+)  # what runs Dask arrays block by block, beside their generic forms
 
 
 def methods(library: Any, op: str) -> list[str]:
-    """Of `METHODS`, those that can be forced on this library's arrays."""
+    """Of `METHODS` (and `GRAPHS`), those that can be forced on this library's arrays."""
     compiles = library.name in ("numpy", "readonly") and importlib.util.find_spec("numba") is not None
-    return [method for method in METHODS[op] if method != COMPILED or compiles]
+    found = [method for method in METHODS[op] if method != COMPILED or compiles]
+    return [*found, *GRAPHS] if library.name == "dask" else found
 
 
 # Packed sequences of 7 tokens: an empty one first, one of 3, an empty one in the middle, one of a single

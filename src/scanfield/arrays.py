@@ -199,7 +199,9 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     for name, array in arrays:
         if library_of(array, name).namespace is not library.namespace:
             _raise_mixed(arrays)
-    if library.name not in ("numpy", "dask"):
+    if library.name == "dask":
+        _check_sizes_known(arrays)
+    elif library.name != "numpy":
         device = device_of(first)
         for name, array in arrays:
             other = device_of(array)
@@ -209,6 +211,16 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
                     f"devices silently: {name} = {_move_line(name, first_name, library.name)}"
                 )
     return library
+
+
+def _check_sizes_known(arrays: Sequence[tuple[str, Array]]) -> None:
+    """ShapeError for a Dask array with blocks of unknown size, which is a size that equals no other."""
+    for name, array in arrays:
+        if any(size != size for size in array.shape):
+            raise ShapeError(
+                f"{name}: shape {tuple(array.shape)}, the sizes of its blocks are unknown; "
+                f"{name} = {name}.compute_chunk_sizes()"
+            )
 
 
 def _raise_mixed(arrays: Sequence[tuple[str, Array]]) -> None:

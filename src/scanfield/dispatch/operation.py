@@ -71,6 +71,10 @@ class Operation:
     notes: tuple[str, ...] = ()
     """Limits of the generic forms that ``explain`` tells."""
     function: str = ""
+    output: str = ""
+    """The canonical axes of the output. Along one that the state has too nothing meets: it may be cut anywhere."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Axis -> the larger axis whose elements share it in equal groups, in order: ``{"heads": "vheads"}``."""
 
     main_index: int = field(init=False)
     """Where the main input stands in ``Call.arrays``."""
@@ -134,7 +138,8 @@ class Implementation(Protocol):
 
     Verbs are ``forward``, ``save`` with ``backward``, ``step`` and ``summarise``; one that is absent is left to the
     generic code (``save`` and ``backward`` only together, as residuals belong to who made them). Outputs come in the
-    dtype of the main array, states in ``call.compute``; all are fresh arrays.
+    dtype of the main array, states in ``call.compute``; all are fresh arrays. One with a method ``notes`` (from a call to
+    sentences) tells ``explain`` how it would run that call.
     """
 
     def declines(self, call: Call, verb: Verb) -> str | None:

@@ -196,12 +196,12 @@ def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Excepti
 
 
 @contextmanager
-def use(*, method: str) -> Iterator[None]:
+def use(*, method: str | None) -> Iterator[None]:
     """Force a method for every call in a ``with`` block, in this thread only.
 
     Parameters
     ----------
-    method : str
+    method : str or None
         ``"generic"``, or a name that ``scanfield.explain`` or ``scanfield.backends`` shows.
 
     Raises

@@ -104,7 +104,9 @@ def explain_call(call: Call, method: str | None = None, notes: Sequence[str] = (
         for entry in (*row.candidates, *row.generic.values()):
             taken = entry.name == chosen
             verdicts.append(Verdict(entry.name, verb, taken, _reason(entry, call, verb, taken, form, forced)))
-    return Explanation(operation.name, library, key[2], call.compute, tuple(verdicts), tuple(notes))
+    tell = getattr(registry.select(call, "forward", method).implementation, "notes", None)
+    told = (*notes, *(tell(call) if tell is not None else ()))
+    return Explanation(operation.name, library, key[2], call.compute, tuple(verdicts), told)
 
 
 def _reason(

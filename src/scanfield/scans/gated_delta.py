@@ -149,6 +149,8 @@ OPERATION = Operation(
         "is exact; and it spreads a NaN within its chunk.",
     ),
     function="scanfield.gdn2",
+    output="batch time vheads value",
+    groups={"heads": "vheads"},
 )
 _CANONICAL = Canonical(INPUTS, "query", ("value", check_heads))
 

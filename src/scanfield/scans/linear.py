@@ -183,6 +183,7 @@ OPERATION = Operation(
         "where the state does not; generic.recurrent is exact.",
     ),
     function="scanfield.linear_scan",
+    output="batch time feature",
 )
 _CANONICAL = Canonical(INPUTS, "a")
 

@@ -125,6 +125,8 @@ OPERATION = Operation(
     generic={"recurrent": selective_forms.Recurrent()},
     choose=lambda call: "generic.recurrent",
     function="scanfield.selective_scan",
+    output="batch time channels",
+    groups={"groups_B": "channels", "groups_C": "channels"},
 )
 _CANONICAL = Canonical(INPUTS, "u")
 
