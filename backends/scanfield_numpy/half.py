@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
-from scanfield.arrays import HALF
+from scanfield.arrays import COMPLEX_OF, HALF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+from scanfield_numpy.layout import Residuals
 from scanfield_numpy.widening import put, widened
 
 Array = Any
@@ -31,6 +32,9 @@ class Verbs(Implementation, Protocol):
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and residuals."""
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
 
     def backward(
         self,
@@ -104,12 +108,23 @@ class Half:
         """Output, final state and the states at the blocks' starts."""
         return self._run(call, keep=True)
 
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        size = _measure(call)
+        if size.bounds is None:
+            states = size.batch * -(-max(size.time, 1) // size.tokens)
+        else:
+            states = sum(block.states.stop - block.states.start for block in _blocks(size))
+        dtype = COMPLEX_OF[call.compute] if size.complex_state else call.compute
+        return (((states, *size.state_shape), dtype),)
+
     def _run(self, call: Call, *, keep: bool) -> tuple[Array, Array, tuple[Array, ...]]:
         plan = _plan(call)
         output: Array = None
         last = call.arrays[plan.state]
         last = None if last is None else numpy.array(last)
-        starts = []
+        starts: Array = None
+        kept = 0
         for block in plan.blocks:
             y, after = self._wide.forward(
                 _part(call, plan, block, None if last is None else last[block.states])
@@ -121,10 +136,14 @@ class Half:
                 kind = main if main.name in HALF and y.dtype.kind != "c" else y.dtype
                 output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
             if keep:
-                starts.append(last[block.states].copy())
+                if starts is None:
+                    states = sum(each.states.stop - each.states.start for each in plan.blocks)
+                    starts = numpy.empty((states, *after.shape[1:]), after.dtype)
+                starts[kept : kept + len(after)] = last[block.states]
+                kept += len(after)
             last[block.states] = after
             put(output[block.rows, block.tokens], y)
-        return output, last, tuple(starts)
+        return output, last, (starts,) if keep else ()
 
     def backward(
         self,
@@ -140,13 +159,16 @@ class Half:
             numpy.zeros(array.shape, _gradient_dtype(call, plan, i)) if want and array is not None else None
             for i, (array, want) in enumerate(zip(_without_index(call, plan), wanted, strict=True))
         ]
-        first = residuals[0]
-        d_state = numpy.zeros((plan.sequences, *first.shape[1:]), first.dtype)
+        (starts,) = residuals
+        d_state = numpy.zeros((plan.sequences, *starts.shape[1:]), starts.dtype)
         if d_final_state is not None:
             d_state[...] = d_final_state
         wants = tuple(want or i == plan.state for i, want in enumerate(wanted))
-        for block, start in zip(reversed(plan.blocks), reversed(residuals), strict=True):
-            part = _part(call, plan, block, start)
+        last = len(starts)
+        for block in reversed(plan.blocks):
+            first = last - (block.states.stop - block.states.start)
+            part = _part(call, plan, block, starts[first:last])
+            last = first
             _, _, kept = self._wide.save(part)
             d_y = None if d_output is None else d_output[block.rows, block.tokens]
             d_y = None if d_y is None else widened(d_y, call.compute)
@@ -237,7 +259,21 @@ def _part(call: Call, plan: _Plan, block: _Block, state: Array | None) -> Call:
 # where to cut
 
 
-def _plan(call: Call) -> _Plan:
+class _Size(NamedTuple):
+    """What the shapes of a call say about its cut. A compiler's sizes, which are no integers, will do."""
+
+    batch: int
+    time: int
+    rows: int
+    """Rows and tokens of a block."""
+    tokens: int
+    bounds: tuple[int, ...] | None
+    state_shape: tuple[int, ...]
+    """Of one row."""
+    complex_state: bool
+
+
+def _measure(call: Call) -> _Size:
     operation = operation_of(call)
     roles = [entry.role for entry in operation.inputs]
     bounds = call.arrays[roles.index("index")]
@@ -255,18 +291,28 @@ def _plan(call: Call) -> _Plan:
     widths = [prod(array.shape[2:]) for array in moving]
     token = 8 if any(array.dtype.kind == "c" for array in moving) else 4
     token *= sum(widths) + max(widths)  # the output is as wide as the widest, or less
-    held = 4 * prod(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    state_shape = tuple(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    held = 4 * prod(state_shape)
     rows, tokens = _sizes(batch, max(token, 1), held)
     if any(array.shape[0] != batch for array in moving):
         rows = batch  # a gradient for all rows is summed before it is rounded
+    complex_state = any(
+        array is not None and role != "index" and array.dtype.kind == "c"
+        for role, array in zip(roles, call.arrays, strict=True)
+    )
+    return _Size(batch, time, max(rows, 1), tokens, bounds, state_shape, complex_state)
+
+
+def _plan(call: Call) -> _Plan:
+    operation, size = operation_of(call), _measure(call)
     return _Plan(
         operation.inputs,
         operation.main_index,
-        state,
-        batch,
-        time,
-        batch if bounds is None else len(bounds) - 1,
-        tuple(_blocks(batch, time, max(rows, 1), tokens, bounds)),
+        [entry.role for entry in operation.inputs].index("state"),
+        size.batch,
+        size.time,
+        size.batch if size.bounds is None else len(size.bounds) - 1,
+        tuple(_blocks(size)),
     )
 
 
@@ -280,9 +326,8 @@ def _sizes(batch: int, token: int, held: int) -> tuple[int, int]:
     return rows, max(least, _BLOCK_BYTES // (token * rows) // _STEP * _STEP)
 
 
-def _blocks(
-    batch: int, time: int, rows: int, tokens: int, bounds: tuple[int, ...] | None
-) -> Iterator[_Block]:
+def _blocks(size: _Size) -> Iterator[_Block]:
+    batch, time, rows, tokens, bounds = size[:5]
     for t0 in range(0, max(time, 1), tokens):
         t1 = min(t0 + tokens, time)
         if bounds is not None:
