@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from numba import njit, types
-from numba.core import config
 
-from scanfield_numpy.vector import REGISTER_BYTES
+from scanfield_numpy.stored import FOLDER, KernelCache
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
 _OPTIONS = {
@@ -26,7 +24,6 @@ _OPTIONS = {
     "no_rewrites": True,
     "no_cfunc_wrapper": True,
 }
-_CACHE = os.environ.get("SCANFIELD_CACHE_DIR", "")
 
 _lock = threading.RLock()
 
@@ -64,13 +61,14 @@ class Kernel:
         (CPython allots frames in blocks of 16 KiB; a loop of calls across the end of one spent a quarter of the time in
         the system.)
         """
-        if _CACHE:
-            config.CACHE_DIR = os.path.join(_CACHE, f"vector{REGISTER_BYTES}")
         with ThreadPoolExecutor(1) as alone:
             return alone.submit(self._compile_here, dtype, size).result()
 
     def _compile_here(self, dtype: str, size: int) -> Any:
-        compiled = njit(cache=bool(_CACHE), **_OPTIONS)(self._function)
+        compiled = njit(**_OPTIONS)(self._function)
+        if FOLDER:
+            # What ``cache=True`` would set, for one folder of the whole process.
+            compiled._cache = KernelCache(self._function)
         tag = (types.UniTuple(types.int64, size),) if size else ()
         collects = gc.isenabled()
         gc.disable()

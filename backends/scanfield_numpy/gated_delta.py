@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
+<<<<<<< HEAD
 from scanfield_numpy.layout import (
     Array,
     Residuals,
@@ -16,6 +19,9 @@ from scanfield_numpy.layout import (
     sequences,
     width,
 )
+=======
+from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences, width
+>>>>>>> main
 from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import get_num_threads, run
 from scanfield_numpy.vector import REGISTER_BYTES
@@ -83,15 +89,16 @@ class GatedDelta:
             heads, vheads // heads, K, V, time, width(log_decay), width(erase), width(write), call.options[1], chunk,
             d_output is not None, d_final_state is not None, *(grad is not None for grad in grads[:7]), panel,
         )  # fmt: skip
-        read = (*call.arrays[:6], *residuals, d_output, d_final_state)
+        read, steps = _inputs(call.arrays[:6], dtype)
+        others = (*residuals, d_output, d_final_state, *grads[:7])
         run(
             gated_delta_backward.backward,
             dtype,
             plan.number * heads,
             9.0 * batch * time * vheads * K * V,
             gated_delta_backward.memory_of(K, V, chunk, panel, lanes),
-            integers,
-            (plan.table, _scale(call), *(flat(array, dtype) for array in (*read, *grads[:7]))),
+            (*integers, *steps),
+            (plan.table, _scale(call), *read, *(flat(array, dtype) for array in others)),
         )
         return grads
 
@@ -119,6 +126,16 @@ class GatedDelta:
                     log_decay[0, edges[i] : edges[i + 1]].sum(axis=0, out=sums[i])
             transition = numpy.broadcast_to(numpy.exp(sums), (count, vheads, K))
         return numpy.ascontiguousarray(transition)[..., None], state
+
+
+def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], list[int]]:
+    """Arrays as the kernels read them, and their steps along batch, time and heads."""
+    read, steps = [], []
+    for array in arrays:
+        ready, own = rows(array, dtype, repeated=False)
+        read.append(ready)
+        steps += own[:3]
+    return read, steps
 
 
 def _scale(call: Call) -> Array:
@@ -158,15 +175,15 @@ def _forward(
         heads, vheads // heads, K, V, time, width(log_decay), width(erase), 0 if columns else width(write),
         call.options[1], chunk, state is not None, columns is None, keeps, want_output, task, past, 0, 0, 0, 0,
     )  # fmt: skip
-    read = (query, key, value, log_decay, erase, write, state)
+    read, steps = _inputs((query, key, value, log_decay, erase, write), dtype)
     run(
         gated_delta_forward.forward,
         dtype,
         plan.number * vheads * -(-V // task),
         4.0 * batch * time * vheads * K * V,
         gated_delta_forward.memory_of(K, task, lanes),
-        integers,
-        (plan.table, _scale(call), *(flat(array, dtype) for array in read), output, last, starts, updates),
+        (*integers, *steps),
+        (plan.table, _scale(call), *read, flat(state, dtype), output, last, starts, updates),
     )
     return output, last, starts, updates
 

@@ -16,6 +16,7 @@ head. The states at the quads' starts are computed once more from the one saved 
 
 from __future__ import annotations
 
+from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.gated_delta_quad import (
     ADDRESSES,
@@ -24,6 +25,7 @@ from scanfield_numpy.gated_delta_quad import (
     COMBINED,
     ERASE,
     ERASE_PAIRS,
+    ERASE_STEPS,
     ERASE_VECTOR,
     FLAGS,
     G_WIDTH,
@@ -38,8 +40,10 @@ from scanfield_numpy.gated_delta_quad import (
     TIME,
     V_SIZE,
     VALUE,
+    VALUE_STEPS,
     W_WIDTH,
     WRITE,
+    WRITE_STEPS,
     combine,
     take,
 )
@@ -302,18 +306,19 @@ def _give(place, offset, count, x, adds):
 
 
 @part
-def _token_rows(n, kind, given, sums, token, place, j, adds):
+def _token_rows(n, kind, given, sums, token, row, t, j, adds):
     """A token's gradients of query, key, log decay and erase; its places in the tiles are given by ``token``."""
     heads, group, K = at(n, HEADS), at(n, GROUP), at(n, K_SIZE)
     g_width, b_width = at(n, G_WIDTH), at(n, B_WIDTH)
     d_query, d_key = numbers(at(n, D_QUERY), kind), numbers(at(n, D_KEY), kind)
     d_decay, d_erase = numbers(at(n, D_DECAY), kind), numbers(at(n, D_ERASE), kind)
-    erase, scale = numbers(at(n, ERASE), kind), at(numbers(at(n, SCALE), kind), 0)
-    step = lanes(sums, ONE)
+    erase = shifted(numbers(at(n, ERASE), kind), offset_of(n, ERASE_STEPS, row, t, j))
+    scale = at(numbers(at(n, SCALE), kind), 0)
+    step, place = lanes(sums, ONE), row * at(n, TIME) + t
     qk_row, v_row = (place * heads + j // group) * K, place * heads * group + j
     all_g, all_b, b = zeros(sums, ONE), zeros(sums, ONE), zeros(sums, ONE)
     if b_width == 1:
-        b = splat(sums, at(erase, v_row), ONE)
+        b = splat(sums, at(erase, 0), ONE)
     for i in range(0, K, step):
         r = shifted(sums, i * ROW + token * step)
         if at(n, WANT_Q):
@@ -321,7 +326,7 @@ def _token_rows(n, kind, given, sums, token, place, j, adds):
         dk, de = load(r, 2 * QUAD * step, ONE), load(r, QUAD * step, ONE)
         if b_width and not at(n, ERASE_VECTOR):
             if b_width > 1:
-                b = first_lanes(erase, v_row * K + i, K - i, ONE)
+                b = first_lanes(erase, i, K - i, ONE)
             dk = dk + de * b
             de = de * load(given, i * GIVEN + (4 * token + 3) * step, ONE)
         if at(n, WANT_K):
@@ -344,53 +349,53 @@ def _token_rows(n, kind, given, sums, token, place, j, adds):
 
 
 @part
-def _columns_in(n, kind, columns, token, v_row, c0, count, there):
+def _columns_in(n, kind, columns, token, row, t, j, c0, count, there):
     """A token's do and up, to its places in the columns; zeros for a token that is not there."""
     V, w_width = at(n, V_SIZE), at(n, W_WIDTH)
-    value, write = numbers(at(n, VALUE), kind), numbers(at(n, WRITE), kind)
+    value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j) + c0)
+    write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j) + c0 * (w_width > 1))
     update, d_output = numbers(at(n, UPDATES), kind), numbers(at(n, D_OUTPUT), kind)
-    step = lanes(columns, ONE)
+    step, place = lanes(columns, ONE), ((row * at(n, TIME) + t) * at(n, HEADS) * at(n, GROUP) + j) * V + c0
     for o in range(0, count, step):
         d_o, up = zeros(columns, ONE), zeros(columns, ONE)
-        place, left = v_row * V + c0 + o, count - o
         if there:
             if at(n, HAS_D_OUTPUT):
-                d_o = first_lanes(d_output, place, left, ONE)
+                d_o = first_lanes(d_output, place + o, count - o, ONE)
             if at(n, B_WIDTH):
-                up = first_lanes(update, place, left, ONE)
+                up = first_lanes(update, place + o, count - o, ONE)
             else:
-                up = first_lanes(value, place, left, ONE)
+                up = first_lanes(value, o, count - o, ONE)
                 if w_width == 1:
-                    up = up * at(write, v_row)
+                    up = up * at(write, 0)
                 elif w_width:
-                    up = up * first_lanes(write, place, left, ONE)
+                    up = up * first_lanes(write, o, count - o, ONE)
         store(columns, o * COLUMN + token * step, d_o)
         store(columns, o * COLUMN + (2 * QUAD + token) * step, up)
 
 
 @part
-def _columns_out(n, kind, columns, token, v_row, c0, count):
+def _columns_out(n, kind, columns, token, row, t, j, c0, count):
     """A token's gradients of value and write, from its dup."""
-    V, w_width = at(n, V_SIZE), at(n, W_WIDTH)
-    value, write = numbers(at(n, VALUE), kind), numbers(at(n, WRITE), kind)
+    w_width, v_row = at(n, W_WIDTH), (row * at(n, TIME) + t) * at(n, HEADS) * at(n, GROUP) + j
+    value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j) + c0)
+    write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j) + c0 * (w_width > 1))
     d_value, d_write = numbers(at(n, D_VALUE), kind), numbers(at(n, D_WRITE), kind)
-    step = lanes(columns, ONE)
+    step, place = lanes(columns, ONE), v_row * at(n, V_SIZE) + c0
     all_w = zeros(columns, ONE)
     for o in range(0, count, step):
         d_up = load(columns, o * COLUMN + (QUAD + token) * step, ONE)
-        place, left = v_row * V + c0 + o, count - o
         if at(n, WANT_W):
-            d_w = d_up * first_lanes(value, place, left, ONE)
+            d_w = d_up * first_lanes(value, o, count - o, ONE)
             if w_width == 1:
                 all_w = all_w + d_w
             else:
-                put_lanes(d_write, place, left, d_w, ONE)
+                put_lanes(d_write, place + o, count - o, d_w, ONE)
         if at(n, WANT_V):
             if w_width == 1:
-                d_up = d_up * at(write, v_row)
+                d_up = d_up * at(write, 0)
             elif w_width:
-                d_up = d_up * first_lanes(write, place, left, ONE)
-            put_lanes(d_value, place, left, d_up, ONE)
+                d_up = d_up * first_lanes(write, o, count - o, ONE)
+            put_lanes(d_value, place + o, count - o, d_up, ONE)
     if at(n, WANT_W) and w_width == 1:
         put(d_write, v_row, at(d_write, v_row) + total(all_w))
 
@@ -411,7 +416,7 @@ def memory_of(K: int, V: int, chunk: int, panel: int, step: int) -> int:
 def backward(first_task, last_task, block, memory, kind):
     """Tasks (sequence, query head): the value heads of one query head add to the same gradients, in their order."""
     n = integers(block)
-    heads, group, K, V, time = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE), at(n, TIME)
+    heads, group, K, V = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE)
     chunk, panel, wants_rows = (
         at(n, CHUNK),
         at(n, PANEL),
@@ -467,7 +472,7 @@ def backward(first_task, last_task, block, memory, kind):
                 for i in range((quads - 1) * given_size, quads * given_size, 4 * step):
                     store(given, i, splat(dS, at(numbers(at(n, SCALE), kind), 1), ONE))
             for i in range(tokens):
-                take(n, kind, shifted(given, i // QUAD * given_size), i % QUAD, row * time + t0 + i, j)
+                take(n, kind, shifted(given, i // QUAD * given_size), i % QUAD, row, t0 + i, j)
             for i in range(quads):
                 combine(
                     shifted(given, i * given_size), shifted(combined, i * combined_size), shifted(pairs, i * PAIRS),
@@ -477,13 +482,14 @@ def backward(first_task, last_task, block, memory, kind):
                 count = least(panel, V - c0)
                 width = (count + step - 1) // step * step
                 for i in range(quads * QUAD):
-                    v_row = (row * time + t0 + i) * vheads + j
                     _columns_in(
                         n,
                         kind,
                         shifted(columns, i // QUAD * columns_size),
                         i % QUAD,
-                        v_row,
+                        row,
+                        t0 + i,
+                        j,
                         c0,
                         count,
                         i < tokens,
@@ -504,8 +510,7 @@ def backward(first_task, last_task, block, memory, kind):
                         shifted(dots, i * PAIRS * step),
                     )  # fmt: skip
                     for m in range(least(QUAD, tokens - i * QUAD)):
-                        v_row = (row * time + t0 + i * QUAD + m) * vheads + j
-                        _columns_out(n, kind, x, m, v_row, c0, count)
+                        _columns_out(n, kind, x, m, row, t0 + i * QUAD + m, j, c0, count)
                     _state_back(
                         tiles, width, whole, c, x, shifted(states, i * state_size), carry,
                         shifted(sums, i * sums_size), wants_rows,
@@ -517,6 +522,6 @@ def backward(first_task, last_task, block, memory, kind):
                         store(pairs, m, totals(dots, (i * PAIRS + m) * step))
                     _quad_rows(tiles, x, r, pairs, weights)
                     for m in range(least(QUAD, tokens - i * QUAD)):
-                        _token_rows(n, kind, x, r, m, row * time + t0 + i * QUAD + m, j, adds)
+                        _token_rows(n, kind, x, r, m, row, t0 + i * QUAD + m, j, adds)
         if at(n, WANT_STATE):
             _turn_out(dS, K, V, V, shifted(d_state, own), whole, square)

@@ -10,6 +10,7 @@ step, go the same way.
 
 from __future__ import annotations
 
+from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.gated_delta_quad import (
     ADDRESSES,
@@ -29,8 +30,10 @@ from scanfield_numpy.gated_delta_quad import (
     TIME,
     V_SIZE,
     VALUE,
+    VALUE_STEPS,
     W_WIDTH,
     WRITE,
+    WRITE_STEPS,
     combine,
     take,
 )
@@ -132,23 +135,23 @@ def _nothing(width, K, before, up, one):
 
 
 @part
-def _value(n, kind, v_row, column, count):
-    """y, the value times its write gate, for some columns."""
-    value, write = numbers(at(n, VALUE), kind), numbers(at(n, WRITE), kind)
-    V, w_width = at(n, V_SIZE), at(n, W_WIDTH)
-    y = zeros(value, ONE)
+def _value(n, kind, row, t, j, column, count):
+    """y, the value times its write gate, for some columns of a token."""
+    y = zeros(numbers(at(n, VALUE), kind), ONE)
     if at(n, HAS_VALUE):
-        y = first_lanes(value, v_row * V + column, count, ONE)
-        if w_width == 1:
-            y = y * at(write, v_row)
-        elif w_width:
-            y = y * first_lanes(write, v_row * V + column, count, ONE)
+        value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j))
+        write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j))
+        y = first_lanes(value, column, count, ONE)
+        if at(n, W_WIDTH) == 1:
+            y = y * at(write, 0)
+        elif at(n, W_WIDTH):
+            y = y * first_lanes(write, column, count, ONE)
     return y
 
 
 @part
 def _token(
-    n, kind, v_row, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, writes, past
+    n, kind, row, t, j, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, writes, past
 ):
     """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
 
@@ -156,7 +159,7 @@ def _token(
     update are written where ``writes``, the new state past the cache where ``past`` is not 0.
     """
     step = lanes(up, ONE)
-    V = at(n, V_SIZE)
+    place = ((row * at(n, TIME) + t) * at(n, HEADS) * at(n, GROUP) + j) * at(n, V_SIZE) + c0
     for o in range(0, count, 4 * step):
         left = count - o
         found = zeros(up, FOUR)
@@ -167,12 +170,12 @@ def _token(
                 found = found + s * at(x, step)
         store(sums, 0, found)
         for i in range(0, least(left, 4 * step), step):
-            y = _value(n, kind, v_row, c0 + o + i, left - i)
+            y = _value(n, kind, row, t, j, c0 + o + i, left - i)
             if at(n, B_WIDTH):
                 y = y - load(sums, i, ONE)
             store(up, i, y)
             if writes and at(n, KEEPS_UPDATES):
-                put_lanes(update, v_row * V + c0 + o + i, left - i, y, ONE)
+                put_lanes(update, place + o + i, left - i, y, ONE)
         new = load(up, 0, FOUR)
         read = zeros(up, FOUR)
         for first in range(0, K, step):
@@ -183,32 +186,33 @@ def _token(
                 put_past_cache(to, (first + lane) * t_width + o, left, s, past)
                 read = read + s * at(x, 2 * step)
         if writes and at(n, WANTS_OUTPUT):
-            put_lanes(out, v_row * V + c0 + o, left, read, FOUR)
+            put_lanes(out, place + o, left, read, FOUR)
 
 
 @part
-def _quad(n, kind, v_row, next_row, c0, count, width, up, sums, pairs, odd, out, update):
+def _quad(n, kind, row, t, j, c0, count, width, up, sums, pairs, odd, out, update):
     """Updates and outputs of a quad from its sums over rows; how many tokens came before one that is not all finite."""
     step = lanes(up, ONE)
-    V, erases = at(n, V_SIZE), at(n, B_WIDTH)
-    for j in range(QUAD):
-        store(odd, j * step, zeros(up, ONE))
+    V, erases, vheads = at(n, V_SIZE), at(n, B_WIDTH), at(n, HEADS) * at(n, GROUP)
+    place = ((row * at(n, TIME) + t) * vheads + j) * V + c0
+    for m in range(QUAD):
+        store(odd, m * step, zeros(up, ONE))
     for o in range(0, count, step):
-        for j in range(QUAD):
-            u = _value(n, kind, v_row + j * next_row, c0 + o, count - o)
+        for m in range(QUAD):
+            u = _value(n, kind, row, t + m, j, c0 + o, count - o)
             if erases:
-                u = u - load(sums, j * width + o, ONE)
-                for i in range(j):
-                    u = u - load(up, i * width + o, ONE) * at(pairs, j * (j - 1) // 2 + i)
-            store(up, j * width + o, u)
-            read = load(sums, (QUAD + j) * width + o, ONE)
-            for i in range(j + 1):
-                read = read + load(up, i * width + o, ONE) * at(pairs, ERASE_PAIRS + j * (j + 1) // 2 + i)
+                u = u - load(sums, m * width + o, ONE)
+                for i in range(m):
+                    u = u - load(up, i * width + o, ONE) * at(pairs, m * (m - 1) // 2 + i)
+            store(up, m * width + o, u)
+            read = load(sums, (QUAD + m) * width + o, ONE)
+            for i in range(m + 1):
+                read = read + load(up, i * width + o, ONE) * at(pairs, ERASE_PAIRS + m * (m + 1) // 2 + i)
             if at(n, WANTS_OUTPUT):
-                put_lanes(out, (v_row + j * next_row) * V + c0 + o, count - o, read, ONE)
+                put_lanes(out, place + m * vheads * V + o, count - o, read, ONE)
             if at(n, KEEPS_UPDATES):
-                put_lanes(update, (v_row + j * next_row) * V + c0 + o, count - o, u, ONE)
-            store(odd, j * step, load(odd, j * step, ONE) + (u + read) * zero(up))
+                put_lanes(update, place + m * vheads * V + o, count - o, u, ONE)
+            store(odd, m * step, load(odd, m * step, ONE) + (u + read) * zero(up))
     good = 0
     while good < QUAD and total(load(odd, good * step, ONE)) == zero(up):
         good += 1
@@ -225,7 +229,7 @@ def memory_of(K: int, columns: int, step: int) -> int:
 def forward(first_task, last_task, block, memory, kind):
     """Tasks (sequence, value head, block of columns)."""
     n = integers(block)
-    heads, group, K, V, time = at(n, HEADS), at(n, GROUP), at(n, K_SIZE), at(n, V_SIZE), at(n, TIME)
+    K, V = at(n, K_SIZE), at(n, V_SIZE)
     chunk, erases = at(n, CHUNK), at(n, B_WIDTH)
     state, last = numbers(at(n, STATE), kind), numbers(at(n, LAST), kind)
     out, starts, update = (
@@ -233,7 +237,7 @@ def forward(first_task, last_task, block, memory, kind):
         numbers(at(n, STARTS), kind),
         numbers(at(n, UPDATES), kind),
     )
-    vheads = heads * group
+    vheads = at(n, HEADS) * at(n, GROUP)
     S = numbers(memory, kind)
     step, wide = lanes(S, ONE), lanes(S, WIDE)
     tiles = (K + step - 1) // step
@@ -254,13 +258,14 @@ def forward(first_task, last_task, block, memory, kind):
         now = shifted(before, tiles * COMBINED * step)
         own = ((i_seq * vheads + j) * K) * V + c0
         if end - first == 1 and at(n, HAS_STATE) and not chunk:
-            place = row * time + first
-            take(n, kind, given, end - first - 1, place, j)
+            take(n, kind, given, end - first - 1, row, first, j)
             source, to = shifted(state, own), shifted(last, own)
             _token(
                 n,
                 kind,
-                place * vheads + j,
+                row,
+                first,
+                j,
                 c0,
                 count,
                 K,
@@ -288,7 +293,7 @@ def forward(first_task, last_task, block, memory, kind):
         pending, leading = False, True
         t = first
         while t < end:
-            place, tokens = row * time + t, least(QUAD, end - t)
+            tokens = least(QUAD, end - t)
             if chunk:
                 done = (t - first) % chunk
                 tokens = least(tokens, chunk - done)
@@ -298,7 +303,7 @@ def forward(first_task, last_task, block, memory, kind):
                     _nothing(width, K, before, up, one)
                     pending = False
             for i in range(tokens):
-                take(n, kind, given, i, place + i, j)
+                take(n, kind, given, i, row, t + i, j)
             if leading:
                 # Padding on the left is no part of the first quad: what follows keeps every bit.
                 odd = zeros(S, ONE)
@@ -306,7 +311,7 @@ def forward(first_task, last_task, block, memory, kind):
                     d, e = load(given, i, ONE) - one, load(given, i + step, ONE)
                     odd = odd + d * d + e * e
                 for o in range(0, V, step):
-                    y = _value(n, kind, place * vheads + j, o, V - o)
+                    y = _value(n, kind, row, t, j, o, V - o)
                     odd = odd + y * y
                 leading = total(odd) == zero(S)
                 if leading:
@@ -318,8 +323,7 @@ def forward(first_task, last_task, block, memory, kind):
                     _pass(WIDE, o, width, K, S, before, now, up, sums, erases)
                 for o in range(width // wide * wide, width, step):
                     _pass(ONE, o, width, K, S, before, now, up, sums, erases)
-                v_row = place * vheads + j
-                good = _quad(n, kind, v_row, vheads, c0, count, width, up, sums, pairs, partial, out, update)
+                good = _quad(n, kind, row, t, j, c0, count, width, up, sums, pairs, partial, out, update)
                 now, before = before, now
                 pending = good == QUAD
             elif pending:
@@ -327,11 +331,13 @@ def forward(first_task, last_task, block, memory, kind):
                 pending = False
             if good < tokens:
                 for i in range(tokens):
-                    v_row, x = (place + i) * vheads + j, shifted(given, i * 4 * step)
+                    x = shifted(given, i * 4 * step)
                     _token(
                         n,
                         kind,
-                        v_row,
+                        row,
+                        t + i,
+                        j,
                         c0,
                         count,
                         K,

@@ -14,6 +14,7 @@ of a vector are key rows here.
 
 from __future__ import annotations
 
+from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import part
 from scanfield_numpy.lanes import first_lanes
 from scanfield_numpy.vector import (
@@ -31,9 +32,11 @@ from scanfield_numpy.vector import (
     zeros,
 )
 
-# Places in a kernel's block of integers: sizes, flags of its own, then addresses, some of its own again.
+# Places in a kernel's block of integers: sizes, flags of its own, the steps of the inputs along batch, time and heads, then
+# addresses, some of its own again.
 HEADS, GROUP, K_SIZE, V_SIZE, TIME, G_WIDTH, B_WIDTH, W_WIDTH, ERASE_VECTOR, CHUNK, FLAGS = range(11)
-TABLE, SCALE, QUERY, KEY, VALUE, DECAY, ERASE, WRITE, ADDRESSES = range(FLAGS + 10, FLAGS + 19)
+QUERY_STEPS, KEY_STEPS, VALUE_STEPS, DECAY_STEPS, ERASE_STEPS, WRITE_STEPS = range(FLAGS + 10, FLAGS + 28, 3)
+TABLE, SCALE, QUERY, KEY, VALUE, DECAY, ERASE, WRITE, ADDRESSES = range(FLAGS + 28, FLAGS + 37)
 
 QUAD = 4
 # A tile is what one register of key rows needs, one register after the other, so that a row's numbers lie at constant
@@ -44,39 +47,41 @@ PAIRS, ERASE_PAIRS = 16, 6
 
 
 @part
-def take(n, kind, given, token, place, j):
-    """One token's decay, e, q and k, to its places in the tiles."""
-    heads, group, K = at(n, HEADS), at(n, GROUP), at(n, K_SIZE)
-    g_width, b_width = at(n, G_WIDTH), at(n, B_WIDTH)
-    key, query = numbers(at(n, KEY), kind), numbers(at(n, QUERY), kind)
-    log_decay, erase = numbers(at(n, DECAY), kind), numbers(at(n, ERASE), kind)
+def take(n, kind, given, token, row, t, j):
+    """Decay, e, q and k of token ``t`` of a row of the batch, to the tiles' places of the quad's token ``token``."""
+    head, K, g_width, b_width = j // at(n, GROUP), at(n, K_SIZE), at(n, G_WIDTH), at(n, B_WIDTH)
+    key = shifted(numbers(at(n, KEY), kind), offset_of(n, KEY_STEPS, row, t, head))
+    query = shifted(numbers(at(n, QUERY), kind), offset_of(n, QUERY_STEPS, row, t, head))
+    log_decay = shifted(numbers(at(n, DECAY), kind), offset_of(n, DECAY_STEPS, row, t, j))
+    erase = shifted(numbers(at(n, ERASE), kind), offset_of(n, ERASE_STEPS, row, t, j))
     scale, one = at(numbers(at(n, SCALE), kind), 0), at(numbers(at(n, SCALE), kind), 1)
     step = lanes(given, ONE)
-    qk_row, v_row = (place * heads + j // group) * K, place * heads * group + j
     d, b = splat(given, one, ONE), zeros(given, ONE)
     if g_width == 1:
-        d = exp(splat(given, at(log_decay, v_row), ONE))
+        d = exp(splat(given, at(log_decay, 0), ONE))
     if b_width == 1:
-        b = splat(given, at(erase, v_row), ONE)
-    # The same token of the next quad: its lines are far apart, and no hardware foresees them.
-    qk_ahead, v_ahead = qk_row + 2 * QUAD * heads * K, (v_row + 2 * QUAD * heads * group) * K
+        b = splat(given, at(erase, 0), ONE)
+    # The same token two quads on: its lines are far apart, and no hardware foresees them.
+    ahead = 2 * QUAD
+    key_ahead, query_ahead = ahead * at(n, KEY_STEPS + 1), ahead * at(n, QUERY_STEPS + 1)
+    decay_ahead, erase_ahead = ahead * at(n, DECAY_STEPS + 1), ahead * at(n, ERASE_STEPS + 1)
     to = token * 4 * step
     for i in range(0, K, step):
-        fetch(key, qk_ahead + i)
-        fetch(query, qk_ahead + i)
-        k = first_lanes(key, qk_row + i, K - i, ONE)
+        fetch(key, key_ahead + i)
+        fetch(query, query_ahead + i)
+        k = first_lanes(key, i, K - i, ONE)
         if g_width > 1:
-            fetch(log_decay, v_ahead + i)
-            d = exp(first_lanes(log_decay, v_row * K + i, K - i, ONE))
+            fetch(log_decay, decay_ahead + i)
+            d = exp(first_lanes(log_decay, i, K - i, ONE))
         if b_width > 1:
-            fetch(erase, v_ahead + i)
-            b = first_lanes(erase, v_row * K + i, K - i, ONE)
+            fetch(erase, erase_ahead + i)
+            b = first_lanes(erase, i, K - i, ONE)
         e = b
         if not at(n, ERASE_VECTOR):
             e = b * k
         store(given, to, d)
         store(given, to + step, e)
-        store(given, to + 2 * step, first_lanes(query, qk_row + i, K - i, ONE) * scale)
+        store(given, to + 2 * step, first_lanes(query, i, K - i, ONE) * scale)
         store(given, to + 3 * step, k)
         to += GIVEN * step
 

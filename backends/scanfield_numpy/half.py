@@ -13,10 +13,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+<<<<<<< HEAD
 from scanfield.arrays import COMPLEX_OF, HALF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
 from scanfield_numpy.layout import Residuals
 from scanfield_numpy.widening import put, widened
+=======
+from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+from scanfield_numpy.widening import is_half, put, widened
+>>>>>>> main
 
 Array = Any
 
@@ -119,6 +124,8 @@ class Half:
         return (((states, *size.state_shape), dtype),)
 
     def _run(self, call: Call, *, keep: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+        carry = call.compute
+        call = _accurate(call)
         plan = _plan(call)
         output: Array = None
         last = call.arrays[plan.state]
@@ -132,8 +139,8 @@ class Half:
             if last is None:
                 last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
             if output is None:
-                main = call.arrays[plan.main].dtype
-                kind = main if main.name in HALF and y.dtype.kind != "c" else y.dtype
+                main = call.arrays[plan.main]
+                kind = main.dtype if is_half(main) else y.dtype
                 output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
             if keep:
                 if starts is None:
@@ -143,7 +150,11 @@ class Half:
                 kept += len(after)
             last[block.states] = after
             put(output[block.rows, block.tokens], y)
+<<<<<<< HEAD
         return output, last, (starts,) if keep else ()
+=======
+        return output, _narrowed(last, call.compute, carry), tuple(starts)
+>>>>>>> main
 
     def backward(
         self,
@@ -154,6 +165,8 @@ class Half:
         wanted: tuple[bool, ...],
     ) -> Grads:
         """The wanted gradients: those of half arrays are rounded block by block."""
+        carry = call.compute
+        call = _accurate(call)
         plan = _plan(call)
         grads: list[Array | None] = [
             numpy.zeros(array.shape, _gradient_dtype(call, plan, i)) if want and array is not None else None
@@ -187,11 +200,13 @@ class Half:
                         grad += found[i]
             d_state[block.states] = found[plan.state]
         if grads[plan.state] is not None:
-            grads[plan.state] = d_state
+            grads[plan.state] = _narrowed(d_state, call.compute, carry)
         return grads
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
         """The blocks' maps, one after the other."""
+        carry = call.compute
+        call = _accurate(call)
         plan = _plan(call)
         diagonal = operation_of(call).diagonal(call)
         transition: Array = None
@@ -213,7 +228,30 @@ class Half:
                 else:
                     state[rows] = M @ state[rows] + N
                     transition[rows] = M @ transition[rows]
-        return transition, state
+        return _narrowed(transition, call.compute, carry), _narrowed(state, call.compute, carry)
+
+
+def _accurate(call: Call) -> Call:
+    """The call in float64 where generic code takes the form that loses fewest digits: long series of few lanes.
+
+    Half precision can hold the sum of very many small numbers, but a float32 carry loses its third digit on the way.
+    """
+    if call.compute != "float32" or operation_of(call).choose(call) != "generic.blocked":
+        return call
+    arrays = (
+        array.astype("float64")
+        if getattr(array, "ndim", 0) == 2
+        else array  # the state: sequences have three axes
+        for array in call.arrays
+    )
+    return call._replace(arrays=tuple(arrays), compute="float64")
+
+
+def _narrowed(array: Array, computed: str, carry: str) -> Array:
+    if computed == carry:
+        return array
+    with numpy.errstate(all="ignore"):
+        return array.astype(carry)
 
 
 def _without_index(call: Call, plan: _Plan) -> list[Array | None]:
@@ -226,7 +264,7 @@ def _without_index(call: Call, plan: _Plan) -> list[Array | None]:
 def _gradient_dtype(call: Call, plan: _Plan, i: int) -> Any:
     """Half for a half array, unless its gradient is yet to be summed: over tokens here, or by who made the call."""
     array = call.arrays[i]
-    if array.dtype.name not in HALF:
+    if not is_half(array):
         return array.dtype
     repeats = any(step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True))
     twice = any(
@@ -289,10 +327,18 @@ def _measure(call: Call) -> _Size:
         if role == "sequence" and array is not None and array.shape[1] == time
     ]
     widths = [prod(array.shape[2:]) for array in moving]
+<<<<<<< HEAD
     token = 8 if any(array.dtype.kind == "c" for array in moving) else 4
     token *= sum(widths) + max(widths)  # the output is as wide as the widest, or less
     state_shape = tuple(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
     held = 4 * prod(state_shape)
+=======
+    number = numpy.dtype(call.compute).itemsize
+    if any(array.dtype.kind == "c" for array in call.arrays if hasattr(array, "dtype")):
+        number *= 2
+    token = number * (sum(widths) + max(widths))  # the output is as wide as the widest, or less
+    held = number * prod(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+>>>>>>> main
     rows, tokens = _sizes(batch, max(token, 1), held)
     if any(array.shape[0] != batch for array in moving):
         rows = batch  # a gradient for all rows is summed before it is rounded

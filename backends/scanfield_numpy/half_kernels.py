@@ -9,6 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic
 
 from scanfield_numpy.compiling import kernel
@@ -31,8 +32,8 @@ WHOLE, WIDE, HALF = range(3)
 PIECE = 2**15
 """Numbers of a task, whole registers of any width."""
 
-# Elsewhere the compiler calls functions that need not be there.
-FAST = _host_features().get("f16c", False) or _host_features().get("neon", False)
+# Elsewhere, and for another processor than this one (NUMBA_CPU_NAME), the compiler calls functions that need not be there.
+FAST = not config.CPU_NAME and any(_host_features().get(name, False) for name in ("f16c", "neon"))
 
 
 def _halves(builder: Any, address: Any, offset: Any, vector: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from scanfield.arrays import COMPLEX, HALF
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
@@ -13,6 +12,7 @@ from scanfield_numpy.linear import Linear
 from scanfield_numpy.linear_complex import LinearComplex
 from scanfield_numpy.selective import Selective
 from scanfield_numpy.selective_complex import SelectiveComplex
+from scanfield_numpy.widening import is_half
 
 Array = Any
 
@@ -25,7 +25,6 @@ _COMPLEX: dict[str, type[Verbs]] = {
     "linear_scan": LinearComplex,
     "selective_scan": SelectiveComplex,
 }
-_HALF, _ANY_COMPLEX = frozenset(HALF), frozenset(COMPLEX)
 
 
 class Compiled:
@@ -38,15 +37,10 @@ class Compiled:
 
     def _chosen(self, call: Call) -> Verbs:
         own = OWN.get(call.compute)
-        others = [
-            x.dtype for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own
-        ]
-        if not others:
-            return self._real
-        names = {dtype.name for dtype in others}
-        if names & _HALF:
+        others = [x for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own]
+        if any(is_half(array) for array in others):
             return self._half
-        return self._complex if names & _ANY_COMPLEX else self._real
+        return self._complex if any(array.dtype.kind == "c" for array in others) else self._real
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Dtypes that no kernel takes."""

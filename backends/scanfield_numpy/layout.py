@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from scanfield.arrays import HALF, REAL_OF
+from scanfield.arrays import HALF, REAL_OF, dtype_name
 from scanfield.dispatch import Call
 from scanfield_numpy.vector import lane_count
 
@@ -131,7 +131,7 @@ def reason_against(call: Call, index: int) -> str | None:
     for i, array in enumerate(call.arrays):
         if i == index or array is None or array.dtype is own:
             continue
-        name = array.dtype.name
+        name = dtype_name(array.dtype)
         if name in HALF:
             continue  # widened a block at a time
         if REAL_OF.get(name) not in _ABSENT:

@@ -28,7 +28,7 @@ _CHUNK = 32
 # Registers of lanes in a task, at most and at least: rows that stream through memory are the faster the longer.
 _WIDEST, _NARROWEST, _WIDEST_BACK = 128, 8, 64
 # From so many tokens on, few lanes have kernels of their own.
-_LONG = 64
+_LONG = 32
 # Sequences share a gradient in at most so many groups, whose sums are added up in their order.
 _GROUPS = 8
 
@@ -77,9 +77,11 @@ class Linear:
         shared = any(
             want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
         )
-        groups = max(1, min(plan.number, _GROUPS // max(blocks, 1))) if shared else plan.number
+        groups = plan.number
+        if shared:
+            groups = max(1, min(-(-plan.number // 2), _GROUPS // max(blocks, 1)))
         sums = [
-            _sums(array, shape, blocks, groups, plan.number, dtype) if want else _Sums(None, (0,) * 7)
+            _sums(array, shape, blocks, groups, plan.number, dtype) if want else _Sums(None, (0,) * 8)
             for array, want in zip((a, b), wanted, strict=False)
         ]
         d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
@@ -173,8 +175,9 @@ def _sums(
     lead, number = 1 if whole else blocks, groups if shared else array.shape[0]
     adds = not whole or shared or time == 1
     partial = (cleared if adds else fresh)((lead, number, time, width), dtype)
+    past = not adds and past_cache(partial)
     each_block, each_token = 0 if whole else number * time, width if time > 1 else 0
-    return _Sums(partial, (1, shared, each_block, time * width, each_token, whole, adds))
+    return _Sums(partial, (1, shared, each_block, time * width, each_token, whole, adds, past))
 
 
 def _summed(sums: _Sums, array: Array) -> Array | None:
@@ -194,7 +197,7 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     output = fresh(shape if want_output else (0, 0), dtype)
     last = fresh((plan.number, width), dtype)
     starts = fresh((plan.states, width) if chunk else (0,), dtype)
-    if 0 in (batch, width):
+    if 0 in (batch, width, plan.number):
         return output, last, starts
     if _few(width, time, dtype):
         given, common = _common(a, b, (width, chunk), shape, dtype)

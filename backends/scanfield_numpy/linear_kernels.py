@@ -12,7 +12,9 @@ from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     ONE,
     at,
+    fetch,
     first_lanes,
+    fused,
     integers,
     lanes,
     load,
@@ -34,10 +36,13 @@ HAS_STATE, WANTS_OUTPUT, PAST_CACHE = range(10, 13)
 TABLE, AT_A, AT_B, STATE, OUTPUT, LAST, STARTS = range(13, 13 + 7)
 GROUPS, SEQUENCES, HAS_D_OUTPUT, D_BATCH, D_TIME, HAS_D_LAST, WANT_STATE = range(10, 17)
 # Of a gradient: is it wanted; has each group a row, or each row of the batch; numbers from one block of lanes, row and
-# token to the next; has it lanes; is it added to what stands there.
-WANT, BY_GROUP, EACH_BLOCK, EACH_ROW, EACH_TOKEN, EACH_LANE, ADDS = range(7)
-OF_A, OF_B = 17, 17 + 7
-BACK_TABLE, BACK_A, BACK_B, BACK_STARTS, D_OUTPUT, D_LAST, D_A, D_B, D_STATE = range(31, 31 + 9)
+# token to the next; has it lanes; is it added to what stands there; is it written past the cache.
+WANT, BY_GROUP, EACH_BLOCK, EACH_ROW, EACH_TOKEN, EACH_LANE, ADDS, PAST = range(8)
+OF_A, OF_B = 17, 17 + 8
+BACK_TABLE, BACK_A, BACK_B, BACK_STARTS, D_OUTPUT, D_LAST, D_A, D_B, D_STATE = range(33, 33 + 9)
+
+AHEAD = 4
+"""Rows are asked for so many tokens before: backward the processor does not foresee which comes next."""
 
 
 @part
@@ -54,21 +59,26 @@ def _copy(to, source, count, clear):
 def _token(to, h, a, a_lane, b, b_lane, count):
     """The state of the lanes moves on by one token."""
     for i in range(0, count, lanes(h, ONE)):
-        x = pick(a, i, count - i, a_lane, ONE) * load(h, i, ONE) + pick(b, i, count - i, b_lane, ONE)
+        x = fused(pick(a, i, count - i, a_lane, ONE), load(h, i, ONE), pick(b, i, count - i, b_lane, ONE))
         store(to, i, x)
 
 
 @part
 def _walk(n, h, a, b, out, tokens, count):
     """So many tokens, each written as it is computed."""
+    wants = at(n, WANTS_OUTPUT)
     a_lane, b_lane, past = at(n, A_LANE), at(n, B_LANE), at(n, PAST_CACHE)
     a_time, b_time, out_time = at(n, A_TIME), at(n, B_TIME), at(n, LANES)
     for t in range(tokens):
         a_t, b_t, out_t = shifted(a, t * a_time), shifted(b, t * b_time), shifted(out, t * out_time)
         for i in range(0, count, lanes(h, ONE)):
-            x = pick(a_t, i, count - i, a_lane, ONE) * load(h, i, ONE) + pick(b_t, i, count - i, b_lane, ONE)
+            a_i, b_i = pick(a_t, i, count - i, a_lane, ONE), pick(b_t, i, count - i, b_lane, ONE)
+            x = fused(a_i, load(h, i, ONE), b_i)
             store(h, i, x)
-            put_past_cache(out_t, i, count - i, x, past)
+            fetch(a_t, i * a_lane + AHEAD * a_time)
+            fetch(b_t, i * b_lane + AHEAD * b_time)
+            if wants:
+                put_past_cache(out_t, i, count - i, x, past)
 
 
 @part
@@ -92,12 +102,9 @@ def _block(i_seq, c0, count, n, kind, h):
         if chunk:
             stop = min(end, t + chunk)
             _copy(shifted(starts, (t - first) // chunk * width), h, count, False)
-        if at(n, WANTS_OUTPUT):
-            out = shifted(output, t * width)
-            _walk(n, h, shifted(a, t * a_time), shifted(b, t * b_time), out, stop - t, count)
-        else:
-            for u in range(t, stop):
-                _token(h, h, shifted(a, u * a_time), a_lane, shifted(b, u * b_time), b_lane, count)
+        _walk(
+            n, h, shifted(a, t * a_time), shifted(b, t * b_time), shifted(output, t * width), stop - t, count
+        )
         t = stop
     _copy(shifted(numbers(at(n, LAST), kind), own), h, count, False)
 
@@ -123,18 +130,20 @@ def _give(place, i, count, x, of):
     """A gradient's lanes from i on: to their places, or added to what stands there."""
     if at(of, ADDS):
         x = x + first_lanes(place, i, count, ONE)
-    put_lanes(place, i, count, x, ONE)
+    put_past_cache(place, i, count, x, at(of, PAST))
 
 
 @part
 def _token_back(n, g, d_out, a, before, d_a, d_b, count):
     step = lanes(g, ONE)
     of_a, of_b = shifted(n, OF_A), shifted(n, OF_B)
-    a_lane = at(n, A_LANE)
+    a_lane, a_ahead, d_ahead = at(n, A_LANE), AHEAD * at(n, A_TIME), AHEAD * at(n, D_TIME)
     sum_a, sum_b = zeros(g, ONE), zeros(g, ONE)
     for i in range(0, count, step):
         x = load(g, i, ONE)
+        fetch(a, i * a_lane - a_ahead)
         if at(n, HAS_D_OUTPUT):
+            fetch(d_out, i - d_ahead)
             x = x + first_lanes(d_out, i, count - i, ONE)
         store(g, i, x * pick(a, i, count - i, a_lane, ONE))
         if at(of_a, WANT):
@@ -229,3 +238,4 @@ def backward(first, last_task, block, memory, kind):
             _block_back(
                 i_seq, group, i, i * most, min(width - i * most, most), n, kind, numbers(memory, kind)
             )
+    settle()

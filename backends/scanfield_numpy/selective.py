@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, log
 
 import numpy
 
@@ -14,17 +14,19 @@ from scanfield_numpy.layout import (
     flat,
     lanes_of,
     reason_against,
+    rows,
     saved_states,
     sequences,
-    stride,
 )
-from scanfield_numpy.memory import fresh
+from scanfield_numpy.memory import cleared, fresh
 from scanfield_numpy.threads import run
 
-# Tokens between two saved states: 16 make a chunk's rebuilt states fit in cache and the saved ones few.
-_CHUNK = 16
+# Tokens between two saved states: a chunk's rebuilt states and decays fit in the second cache, and the saved are few.
+_CHUNK, _ROWS = 32, 2048
 # Backward runs in at most so many parts, whose sums are added up in their order, for any number of threads.
 _PARTS = 8
+# The arrays whose gradients the kernel writes as they are: u, delta, z and the state. Others are sums.
+_WHOLE = (0, 1, 6, 8)
 # Multiplications and additions for a state's element, the exponential included.
 _FORWARD_WORK, _BACKWARD_WORK = 16.0, 32.0
 
@@ -68,12 +70,17 @@ class Selective:
         batch, time, channels = u.shape
         N = A.shape[1]
         dtype = call.compute
-        grads: list[Array | None] = [
-            numpy.zeros(array.shape, dtype) if want and array is not None and i != 9 else None
-            for i, (array, want) in enumerate(zip(call.arrays, wanted, strict=True))
-        ]
+        asked = [want and x is not None for x, want in zip(call.arrays, wanted, strict=True)]
+        asked[9] = False
         if 0 in (batch, channels, N):
-            return grads
+            return [
+                numpy.zeros(x.shape, dtype) if want else None
+                for x, want in zip(call.arrays, asked, strict=True)
+            ]
+        grads: list[Array | None] = [
+            fresh(x.shape, dtype) if want and i in _WHOLE else None
+            for i, (x, want) in enumerate(zip(call.arrays, asked, strict=True))
+        ]
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
         step = lanes_of(dtype)
@@ -81,17 +88,21 @@ class Selective:
         groups = B.shape[2] + C.shape[2]
         # The parts' sums of B's and C's gradients take no more memory than u.
         parts = max(1, min(_PARTS, blocks, channels // (N * groups)))
-        sums = {i: _partial(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4)}
+        sums = {i: _partial(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4) if asked[i]}
         lanes = {
-            i: numpy.zeros((plan.number, blocks, rows, step), dtype) for i, rows in ((2, N), (5, 1), (7, 1))
+            i: cleared((plan.number, blocks, rows, step), dtype)
+            for i, rows in ((2, N), (5, 1), (7, 1))
+            if asked[i] or rows == 1  # the smallest are computed in any case
         }
+        cotangent, d_steps = rows(d_output, dtype, repeated=False)
+        given, common = _common(call, chunk)
+        each = (x.shape[2] * N if x.shape[1] > 1 else 0 for x in (B, C))
         integers = (
-            *_common(call, chunk), parts, plan.number, batch, d_output is not None,
-            d_final_state is not None, *(grads[i] is not None for i in (0, 1, 6, 8)),
+            *common, parts, plan.number, batch, *d_steps[:2], *each, d_output is not None,
+            d_final_state is not None, *(asked[i] for i in (0, 1, 6, 8, 2, 3, 4)),
         )  # fmt: skip
-        read = (*call.arrays[:8], *residuals, d_output, d_final_state)
-        written = (
-            grads[0], grads[1], lanes[2], sums[3], sums[4], lanes[5], grads[6], lanes[7], grads[8],
+        arrays = (
+            d_final_state, grads[0], grads[1], lanes.get(2), sums.get(3), sums.get(4), lanes[5], grads[6], lanes[7], grads[8],
         )  # fmt: skip
         run(
             kernels.backward,
@@ -100,16 +111,22 @@ class Selective:
             _BACKWARD_WORK * batch * time * channels * N,
             kernels.backward_memory(N, -(-blocks // parts), chunk, step),
             integers,
-            (plan.table, _limits(call), *(flat(array, dtype) for array in (*read, *written))),
+            (
+                plan.table,
+                _limits(call),
+                *given,
+                *residuals,
+                cotangent,
+                *(flat(array, dtype) for array in arrays),
+            ),
         )
         with numpy.errstate(all="ignore"):
             for i, partial in sums.items():
-                if grads[i] is not None:
-                    whole = partial.sum(axis=0)
-                    same = whole.shape == call.arrays[i].shape
-                    grads[i] = whole if same else whole.sum(axis=0, keepdims=True)
+                whole = partial.sum(axis=0)
+                same = whole.shape == call.arrays[i].shape
+                grads[i] = whole if same else whole.sum(axis=0, keepdims=True)
             for i, partial in lanes.items():
-                if grads[i] is not None:
+                if asked[i]:
                     turned = partial.sum(axis=0).swapaxes(1, 2).reshape(blocks * step, -1)[:channels]
                     grads[i] = numpy.ascontiguousarray(turned).reshape(call.arrays[i].shape)
         return grads
@@ -131,25 +148,42 @@ class Selective:
 def _partial(array: Array, parts: int, count: int, batch: int, dtype: str) -> Array:
     """Zeros for the parts' sums of a gradient: with a time axis for each row of the batch, else for each sequence."""
     rows = count if array.shape[1] == 1 else batch
-    return numpy.zeros((parts, rows, *array.shape[1:]), dtype)
+    return cleared((parts, rows, *array.shape[1:]), dtype)
 
 
 def _chunk(call: Call) -> int:
+    """Tokens between two saved states."""
     asked = call.options[3]
-    return min(int(asked), _CHUNK) if asked else _CHUNK
+    most: int = max(1, min(_CHUNK, _ROWS // max(1, call.arrays[2].shape[1])))
+    return min(int(asked), most) if asked else most
 
 
 def _limits(call: Call) -> Array:
-    """Lowest and highest step, 1, and whether there are limits."""
+    """Lowest and highest step, 1, whether there are limits, and log(2)."""
     _, low, high, _ = call.options
-    return numpy.array([low, high, 1, low > -inf or high < inf], call.compute)
+    return numpy.array([low, high, 1, low > -inf or high < inf, log(2)], call.compute)
 
 
-def _common(call: Call, chunk: int) -> tuple[int, ...]:
-    u, _, A, B, C, D, z, bias, _, _ = call.arrays
-    return (
-        u.shape[2], A.shape[1], u.shape[1], chunk, B.shape[2], stride(B, 0), stride(B, 1), C.shape[2], stride(C, 0),
-        stride(C, 1), D is not None, z is not None, bias is not None, call.options[0],
+def _powers(A: Array) -> Array:
+    """A log2(e); a finite number stays finite."""
+    with numpy.errstate(over="ignore"):
+        scaled = A * A.dtype.type(1 / log(2))
+    most = numpy.finfo(A.dtype).max
+    return numpy.where(numpy.isfinite(A), numpy.clip(scaled, -most, most), A)
+
+
+def _common(call: Call, chunk: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+    """The first eight arrays as kernels take them; the integers that kernels have in common."""
+    u, delta, A, B, C, D, z, bias, _, _ = call.arrays
+    dtype = call.compute
+    (u, u_steps), (delta, delta_steps), (z_given, z_steps) = (
+        rows(x, dtype, repeated=False) for x in (u, delta, z)
+    )
+    (b, b_steps), (c, c_steps) = (rows(x, dtype, repeated=False) for x in (B, C))
+    given = (u, delta, _powers(A), b, c, D, z_given, bias)
+    return tuple(x if i in (0, 1, 3, 4, 6) else flat(x, dtype) for i, x in enumerate(given)), (
+        u.shape[2], A.shape[1], u.shape[1], chunk, B.shape[2], *b_steps[:3], C.shape[2], *c_steps[:3],
+        *u_steps[:2], *delta_steps[:2], *z_steps[:2], D is not None, z is not None, bias is not None, call.options[0],
     )  # fmt: skip
 
 
@@ -169,17 +203,19 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
     if 0 in (batch, channels, N):
         output[...] = 0
         return output, last, starts, sums
+    given, common = _common(call, chunk)
     run(
         kernels.forward,
         dtype,
         plan.number * blocks,
         _FORWARD_WORK * batch * time * channels * N,
         kernels.forward_memory(N, step),
-        (*_common(call, chunk), state is not None, want_output, not want_output),
+        (*common, state is not None, want_output, not want_output),
         (
             plan.table,
             _limits(call),
-            *(flat(array, dtype) for array in call.arrays[:9]),
+            *given,
+            flat(state, dtype),
             output,
             last,
             starts,

@@ -3,7 +3,8 @@
 Forward, a task is a sequence and a block of channels. Backward, it is a sequence and a part of the blocks: for each
 chunk, from the last to the first, each block's states and decays are computed once more from the state saved at the
 chunk's start, and the gradients of B and C are summed lane by lane over the blocks before lanes are added up. Symbols
-as in Gu and Dao, "Mamba", arXiv 2312.00752, equation 2: h_t = exp(s_t A) h_(t-1) + s_t u_t B_t.
+as in Gu and Dao, "Mamba", arXiv 2312.00752, equation 2: h_t = exp(s_t A) h_(t-1) + s_t u_t B_t. A comes multiplied by
+log2(e), since a power of 2 is the cheaper exponential.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scanfield_numpy.vector import (
     ONE,
     at,
     clamp,
-    exp,
+    exp2,
     integers,
     lanes,
     load,
@@ -33,20 +34,24 @@ from scanfield_numpy.vector import (
     zeros,
 )
 
-# Places in a kernel's block of integers: sizes and flags, then addresses.
+# Places in a kernel's block of integers: sizes, flags and steps (numbers from one element to the next along an axis of
+# an array as it lies), then addresses.
 (
-    CHANNELS, N_SIZE, TIME, CHUNK, B_GROUPS, B_BATCH, B_TIME, C_GROUPS, C_BATCH, C_TIME,
-    HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS,
-) = range(14)  # fmt: skip
-HAS_STATE, WANTS_OUTPUT, WANTS_SUMS = range(14, 17)
-PARTS, SEQUENCES, BATCH, HAS_D_OUTPUT, HAS_D_LAST, WANT_U, WANT_DELTA, WANT_Z, WANT_STATE = range(14, 23)
+    CHANNELS, N_SIZE, TIME, CHUNK, B_GROUPS, B_BATCH, B_TIME, B_GROUP, C_GROUPS, C_BATCH, C_TIME, C_GROUP,
+    U_BATCH, U_TIME, DELTA_BATCH, DELTA_TIME, Z_BATCH, Z_TIME, HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS,
+) = range(22)  # fmt: skip
+HAS_STATE, WANTS_OUTPUT, WANTS_SUMS = range(22, 25)
+(
+    PARTS, SEQUENCES, BATCH, D_BATCH, D_TIME, B_EACH, C_EACH, HAS_D_OUTPUT, HAS_D_LAST, WANT_U, WANT_DELTA, WANT_Z,
+    WANT_STATE, WANT_A, WANT_B, WANT_C,
+) = range(22, 22 + 16)  # fmt: skip
 (
     TABLE, LIMITS, AT_U, AT_DELTA, AT_A, AT_B, AT_C, AT_D, AT_Z, AT_BIAS, AT_STATE, OUTPUT, LAST, STARTS, SUMS,
-) = range(17, 17 + 15)  # fmt: skip
+) = range(25, 25 + 15)  # fmt: skip
 (
     BACK_TABLE, BACK_LIMITS, BACK_U, BACK_DELTA, BACK_A, BACK_B, BACK_C, BACK_D, BACK_Z, BACK_BIAS, BACK_STARTS,
     D_OUTPUT, D_LAST, D_U, D_DELTA, D_A, D_B, D_C, D_D, D_Z, D_BIAS, D_STATE,
-) = range(23, 23 + 22)  # fmt: skip
+) = range(38, 38 + 22)  # fmt: skip
 
 
 @part
@@ -69,13 +74,13 @@ def _turned_back(place, source, count, N):
 
 
 @part
-def _gather(to, place, c0, count, per_group, N):
+def _gather(to, place, c0, count, per_group, by_group, N):
     """A token's B or C for channels of several groups, as N rows of lanes."""
     step = lanes(to, ONE)
     for m in range(N):
         store(to, m * step, zeros(to, ONE))
     for lane in range(count):
-        row = (c0 + lane) // per_group * N
+        row = (c0 + lane) // per_group * by_group
         for m in range(N):
             put(to, m * step + lane, at(place, row + m))
 
@@ -96,13 +101,13 @@ def _walk(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered):
     if gathered:
         for m in range(N):
             i = m * step
-            y = exp(s * load(a, i, ONE)) * load(h, i, ONE) + x * load(b_lanes, i, ONE)
+            y = exp2(s * load(a, i, ONE)) * load(h, i, ONE) + x * load(b_lanes, i, ONE)
             store(h, i, y)
             r = r + y * load(c_lanes, i, ONE)
     else:
         for m in range(N):
             i = m * step
-            y = exp(s * load(a, i, ONE)) * load(h, i, ONE) + x * at(b_row, m)
+            y = exp2(s * load(a, i, ONE)) * load(h, i, ONE) + x * at(b_row, m)
             store(h, i, y)
             r = r + y * at(c_row, m)
     return r
@@ -146,27 +151,32 @@ def _block(i_seq, block, blocks, n, kind, memory):
             for m in range(N):
                 store(starts, place + m * step, load(h, m * step, ONE))
         offset = (row * time + t) * channels + c0
-        s = _raw(delta, bias, at(n, HAS_BIAS), offset, c0, count)
+        s = _raw(
+            delta, bias, at(n, HAS_BIAS), row * at(n, DELTA_BATCH) + t * at(n, DELTA_TIME) + c0, c0, count
+        )
         if at(n, SOFTPLUS):
             s = softplus(s)
         s = clamp(s, low, high)
         sums = sums + s
-        x = first_lanes(u, offset, count, ONE)
+        x = first_lanes(u, row * at(n, U_BATCH) + t * at(n, U_TIME) + c0, count, ONE)
         b_row = shifted(B, row * at(n, B_BATCH) + t * at(n, B_TIME))
         c_row = shifted(C, row * at(n, C_BATCH) + t * at(n, C_TIME))
         if gathered:
             if t == first or at(n, B_TIME):
-                _gather(b_lanes, b_row, c0, count, b_group, N)
+                _gather(b_lanes, b_row, c0, count, b_group, at(n, B_GROUP), N)
             if t == first or at(n, C_TIME):
-                _gather(c_lanes, c_row, c0, count, c_group, N)
+                _gather(c_lanes, c_row, c0, count, c_group, at(n, C_GROUP), N)
         else:
-            b_row, c_row = shifted(b_row, c0 // b_group * N), shifted(c_row, c0 // c_group * N)
+            b_row, c_row = (
+                shifted(b_row, c0 // b_group * at(n, B_GROUP)),
+                shifted(c_row, c0 // c_group * at(n, C_GROUP)),
+            )
         q = _walk(N, h, a, s, s * x, b_row, c_row, b_lanes, c_lanes, gathered)
         if at(n, WANTS_OUTPUT):
             if at(n, HAS_D):
                 q = q + first_lanes(D, c0, count, ONE) * x
             if at(n, HAS_Z):
-                gate = first_lanes(z, offset, count, ONE)
+                gate = first_lanes(z, row * at(n, Z_BATCH) + t * at(n, Z_TIME) + c0, count, ONE)
                 q = q * (gate * sigmoid(gate))
             put_lanes(output, offset, count, q, ONE)
     _turned_back(shifted(numbers(at(n, LAST), kind), own), h, count, N)
@@ -201,7 +211,7 @@ def _again(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, states, deca
     for m in range(N):
         i = m * step
         before = load(h, i, ONE)
-        decay = exp(s * load(a, i, ONE))
+        decay = exp2(s * load(a, i, ONE))
         store(states, i, before)
         store(decays, i, decay)
         if gathered:
@@ -216,10 +226,11 @@ def _again(N, h, a, s, x, b_row, c_row, b_lanes, c_lanes, gathered, states, deca
 
 @part
 def _token_back(
-    N, g, a, s, x, dq, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, d_A, d_B, d_C, sums
+    n, N, g, a, s, x, dq, b_row, c_row, b_lanes, c_lanes, gathered, states, decays, d_A, d_B, d_C, sums
 ):  # fmt: skip
     """One token of the adjoint; dx and the decays' part of ds go to ``sums``."""
     step = lanes(g, ONE)
+    want_A, want_B, want_C = at(n, WANT_A), at(n, WANT_B), at(n, WANT_C)
     dx = zeros(g, ONE)
     ds = zeros(g, ONE)
     for m in range(N):
@@ -230,14 +241,17 @@ def _token_back(
             b, c = splat(g, at(b_row, m), ONE), splat(g, at(c_row, m), ONE)
         decay, before = load(decays, i, ONE), load(states, i, ONE)
         G = load(g, i, ONE) + dq * c
-        store(d_C, i, load(d_C, i, ONE) + dq * (decay * before + x * b))
-        store(d_B, i, load(d_B, i, ONE) + G * x)
+        if want_C:
+            store(d_C, i, load(d_C, i, ONE) + dq * (decay * before + x * b))
+        if want_B:
+            store(d_B, i, load(d_B, i, ONE) + G * x)
         dx = dx + G * b
         carry = G * decay
         store(g, i, carry)
         w = carry * before
         ds = ds + w * load(a, i, ONE)
-        store(d_A, i, load(d_A, i, ONE) + w * s)
+        if want_A:
+            store(d_A, i, load(d_A, i, ONE) + w * s)
     store(sums, 0, dx)
     store(sums, step, ds)
 
@@ -256,6 +270,9 @@ def _flush(lane_sums, tokens, N, target, stride, per_group, c0, count, gathered)
                     put(target, to + m, at(target, to + m) + at(rows, m * step + lane))
         else:
             to = place + c0 // per_group * N
+            if count < step:  # what lies in the lanes that are not there need be no number
+                for m in range(N):
+                    store(rows, m * step, first_lanes(rows, m * step, count, ONE))
             m = 0
             while m + step <= N:
                 store(target, to + m, load(target, to + m, ONE) + totals(rows, m * step))
@@ -274,25 +291,29 @@ def _prepare_back(
     """One token forward again; its s, u and dq go to ``rows``, the gate's gradient to its place."""
     step = lanes(h, ONE)
     limits = numbers(at(n, BACK_LIMITS), kind)
-    offset = (row * at(n, TIME) + t) * at(n, CHANNELS) + c0
     s = _raw(
-        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count
-    )
+        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS),
+        row * at(n, DELTA_BATCH) + t * at(n, DELTA_TIME) + c0, c0, count,
+    )  # fmt: skip
     if at(n, SOFTPLUS):
         s = softplus(s)
     s = clamp(s, at(limits, 0), at(limits, 1))
-    u = first_lanes(numbers(at(n, BACK_U), kind), offset, count, ONE)
+    u = first_lanes(numbers(at(n, BACK_U), kind), row * at(n, U_BATCH) + t * at(n, U_TIME) + c0, count, ONE)
     dq = zeros(h, ONE)
     if at(n, HAS_D_OUTPUT):
-        dq = first_lanes(numbers(at(n, D_OUTPUT), kind), offset, count, ONE)
+        place = numbers(at(n, D_OUTPUT), kind)
+        dq = first_lanes(place, row * at(n, D_BATCH) + t * at(n, D_TIME) + c0, count, ONE)
     q = _again(N, h, a, s, s * u, b_row, c_row, b_lanes, c_lanes, gathered, states, decays)
     if at(n, HAS_Z):
         if at(n, HAS_D):
             q = q + first_lanes(numbers(at(n, BACK_D), kind), c0, count, ONE) * u
-        z = first_lanes(numbers(at(n, BACK_Z), kind), offset, count, ONE)
+        z = first_lanes(
+            numbers(at(n, BACK_Z), kind), row * at(n, Z_BATCH) + t * at(n, Z_TIME) + c0, count, ONE
+        )
         gate = sigmoid(z)
         one = splat(h, at(limits, 2), ONE)
         if at(n, WANT_Z):
+            offset = (row * at(n, TIME) + t) * at(n, CHANNELS) + c0
             put_lanes(numbers(at(n, D_Z), kind), offset, count, dq * gate * (one + z * (one - gate)) * q, ONE)
         dq = dq * (z * gate)
     store(rows, 0, s)
@@ -313,10 +334,11 @@ def _finish_back(n, kind, t, row, c0, count, rows, sums, d_bias):
         if at(n, HAS_D):
             du = du + first_lanes(numbers(at(n, BACK_D), kind), c0, count, ONE) * dq
         put_lanes(numbers(at(n, D_U), kind), offset, count, du, ONE)
-    d_raw = u * dx + load(sums, step, ONE)
+    d_raw = u * dx + load(sums, step, ONE) * at(limits, 4)
     raw = _raw(
-        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS), offset, c0, count
-    )
+        numbers(at(n, BACK_DELTA), kind), numbers(at(n, BACK_BIAS), kind), at(n, HAS_BIAS),
+        row * at(n, DELTA_BATCH) + t * at(n, DELTA_TIME) + c0, c0, count,
+    )  # fmt: skip
     unclamped = raw
     if at(n, SOFTPLUS):
         unclamped = softplus(raw)
@@ -362,18 +384,18 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
     for i in range(0, 2 * chunk * size, step):
         store(lane_B, i, zeros(h, ONE))
     b_group, c_group = channels // at(n, B_GROUPS), channels // at(n, C_GROUPS)
-    b_stride, c_stride = at(n, B_TIME), at(n, C_TIME)
-    # A gradient's row is as long as its array's; without a time axis the sequence has one.
+    # Numbers from one token's gradient to the next; without a time axis the sequence has one.
+    b_each, c_each = at(n, B_EACH), at(n, C_EACH)
     d_B, d_C = numbers(at(n, D_B), kind), numbers(at(n, D_C), kind)
     slot = part_index * at(n, SEQUENCES) + at(table, 4)
     line = (part_index * at(n, BATCH) + row) * at(n, TIME)
-    b_first = (line if b_stride else slot) * at(n, B_GROUPS) * N
-    c_first = (line if c_stride else slot) * at(n, C_GROUPS) * N
+    b_first = (line if b_each else slot) * at(n, B_GROUPS) * N
+    c_first = (line if c_each else slot) * at(n, C_GROUPS) * N
     d_B, d_C = shifted(d_B, b_first), shifted(d_C, c_first)
     for c_chunk in range((end - first + chunk - 1) // chunk - 1, -1, -1):
         t0 = first + c_chunk * chunk
         tokens = min(chunk, end - t0)
-        to_B, to_C = shifted(d_B, t0 * b_stride), shifted(d_C, t0 * c_stride)
+        to_B, to_C = shifted(d_B, t0 * b_each), shifted(d_C, t0 * c_each)
         for block in range(block_first, block_last):
             c0 = block * step
             count = min(channels - c0, step)
@@ -387,41 +409,53 @@ def _part_back(i_seq, part_index, blocks, n, kind, memory):
             d_A = shifted(numbers(at(n, D_A), kind), lane_row * N)
             d_D, d_bias = numbers(at(n, D_D), kind), numbers(at(n, D_BIAS), kind)
             for t in range(tokens):
-                b_row = shifted(B, row * at(n, B_BATCH) + (t0 + t) * b_stride)
-                c_row = shifted(C, row * at(n, C_BATCH) + (t0 + t) * c_stride)
+                b_row = shifted(B, row * at(n, B_BATCH) + (t0 + t) * at(n, B_TIME))
+                c_row = shifted(C, row * at(n, C_BATCH) + (t0 + t) * at(n, C_TIME))
                 if gathered:
-                    _gather(b_lanes, b_row, c0, count, b_group, N)
-                    _gather(c_lanes, c_row, c0, count, c_group, N)
+                    _gather(b_lanes, b_row, c0, count, b_group, at(n, B_GROUP), N)
+                    _gather(c_lanes, c_row, c0, count, c_group, at(n, C_GROUP), N)
                 else:
-                    b_row, c_row = shifted(b_row, c0 // b_group * N), shifted(c_row, c0 // c_group * N)
+                    b_row, c_row = (
+                        shifted(b_row, c0 // b_group * at(n, B_GROUP)),
+                        shifted(c_row, c0 // c_group * at(n, C_GROUP)),
+                    )
                 _prepare_back(
                     n, kind, t0 + t, row, c0, count, N, h, a, b_row, c_row, b_lanes, c_lanes, gathered,
                     shifted(states, t * size), shifted(decays, t * size), shifted(rows, 3 * t * step),
                     shifted(d_D, lane_row),
                 )  # fmt: skip
             for t in range(tokens - 1, -1, -1):
-                b_row = shifted(B, row * at(n, B_BATCH) + (t0 + t) * b_stride)
-                c_row = shifted(C, row * at(n, C_BATCH) + (t0 + t) * c_stride)
+                b_row = shifted(B, row * at(n, B_BATCH) + (t0 + t) * at(n, B_TIME))
+                c_row = shifted(C, row * at(n, C_BATCH) + (t0 + t) * at(n, C_TIME))
                 if gathered:
-                    _gather(b_lanes, b_row, c0, count, b_group, N)
-                    _gather(c_lanes, c_row, c0, count, c_group, N)
+                    _gather(b_lanes, b_row, c0, count, b_group, at(n, B_GROUP), N)
+                    _gather(c_lanes, c_row, c0, count, c_group, at(n, C_GROUP), N)
                 else:
-                    b_row, c_row = shifted(b_row, c0 // b_group * N), shifted(c_row, c0 // c_group * N)
+                    b_row, c_row = (
+                        shifted(b_row, c0 // b_group * at(n, B_GROUP)),
+                        shifted(c_row, c0 // c_group * at(n, C_GROUP)),
+                    )
                 row_t = shifted(rows, 3 * t * step)
                 s = load(row_t, 0, ONE)
                 _token_back(
-                    N, shifted(a, size), a, s, s * load(row_t, step, ONE), load(row_t, 2 * step, ONE), b_row, c_row,
+                    n, N, shifted(a, size), a, s, s * load(row_t, step, ONE), load(row_t, 2 * step, ONE), b_row, c_row,
                     b_lanes, c_lanes, gathered, shifted(states, t * size), shifted(decays, t * size), d_A,
                     shifted(lane_B, t * size), shifted(lane_C, t * size), sums,
                 )  # fmt: skip
                 _finish_back(n, kind, t0 + t, row, c0, count, row_t, sums, shifted(d_bias, lane_row))
-            # The sums wait for the next block only where that lies in the same groups as this one.
-            following = min(c0 + count + step, channels) - 1
-            b_ends = block + 1 == block_last or following // b_group != c0 // b_group
-            c_ends = block + 1 == block_last or following // c_group != c0 // c_group
-            if gathered or b_ends or c_ends:
-                _flush(lane_B, tokens, N, to_B, b_stride, b_group, c0, count, gathered)
-                _flush(lane_C, tokens, N, to_C, c_stride, c_group, c0, count, gathered)
+            # The sums wait for the next block only where that is a whole one and lies in the same groups as this one.
+            following = c0 + 2 * step - 1
+            ends = block + 1 == block_last or following >= channels
+            if (
+                ends
+                or gathered
+                or following // b_group != c0 // b_group
+                or following // c_group != c0 // c_group
+            ):
+                if at(n, WANT_B):
+                    _flush(lane_B, tokens, N, to_B, b_each, b_group, c0, count, gathered)
+                if at(n, WANT_C):
+                    _flush(lane_C, tokens, N, to_C, c_each, c_group, c0, count, gathered)
     if at(n, WANT_STATE):
         for block in range(block_first, block_last):
             c0 = block * step

@@ -3,8 +3,8 @@
 A token at a time, one register's product and sum must end before the next begin, for a few numbers each. Here the maps
 h -> a h + b of a register's tokens are composed in log2(tokens) rounds, and only the last state of the register waits
 for that of the register before. Products of several a overflow where the states need not, and meet what is not finite
-in another order: from the first token whose state is not finite, a register's tokens are computed one after the other.
-So a state depends on the tokens up to it alone, bit for bit.
+in another order: from the first token at which a lane is not finite, the register's tokens of that lane are computed
+one after the other. So a state depends on its own lane and the tokens up to it alone, bit for bit.
 
 Backward, E_t = a_t (dh_t + E_(t+1)) is such a scan too, from the last token to the first; db_t = dh_t + E_(t+1).
 """
@@ -60,6 +60,7 @@ from scanfield_numpy.vector import (
     at,
     finite_lanes,
     first_lanes,
+    fused,
     integers,
     lanes,
     last_token,
@@ -92,16 +93,31 @@ def _beside(to, source, by_time, by_lane, tokens, width):
 
 
 @part
-def _serial(h, a, b, out, first, tokens, width, wants):
-    """Tokens one after the other; the state in h, in the place of each token."""
+def _serial(h, a, b, out, i, first, tokens, width, wants):
+    """One lane's tokens one after the other, from and to its place in h."""
+    x = at(h, i)
     for t in range(first, tokens):
-        for i in range(width):
-            x = at(a, t * width + i) * at(h, i) + at(b, t * width + i)
-            put(h, i, x)
-            if wants:
-                put(out, t * width + i, x)
+        x = at(a, t * width + i) * x + at(b, t * width + i)
+        if wants:
+            put(out, t * width + i, x)
+    put(h, i, x)
+
+
+@part
+def _repeated(h, width):
+    """The first token in the place of each."""
     for i in range(width, lanes(h, ONE)):
         put(h, i, at(h, i - width))
+    return load(h, 0, ONE)
+
+
+@part
+def _finite(place, i, by, most):
+    """How many numbers are finite before one that is not."""
+    count = 0
+    while count < most and at(place, i + count * by) - at(place, i + count * by) == zero(place):
+        count += 1
+    return count
 
 
 @part
@@ -112,10 +128,12 @@ def _registers(carry, a, b, out, count, wants, tag):
     wrong = zeros(a, ONE)
     for i in range(0, count * lane, lane):
         product, lost, end = running(first_lanes(a, i, lane, ONE), first_lanes(b, i, lane, ONE), tag)
-        x = product * carry + (lost * carry + end)
+        x = fused(product, carry, fused(lost, carry, end))
         wrong = x * zero(a) + wrong
         # The last token of x, without waiting for x.
-        carry = last_token(product, tag) * carry + (last_token(lost, tag) * carry + last_token(end, tag))
+        carry = fused(
+            last_token(product, tag), carry, fused(last_token(lost, tag), carry, last_token(end, tag))
+        )
         if wants:
             put_lanes(out, i, lane, x, ONE)
     return carry, wrong
@@ -127,24 +145,25 @@ def _tokens(h, carry, a, b, out, tokens, wants, tag):
     width = len(tag)
     per = lanes(h, ONE) // width
     lane = per * width
+    states = shifted(h, lanes(h, ONE))
     store(h, 0, carry)
     for t in range(0, tokens, per):
-        i = t * width
-        right = 0
+        i, most = t * width, 0
         if t + per <= tokens:
-            product, lost, x = running(first_lanes(a, i, lane, ONE), first_lanes(b, i, lane, ONE), tag)
-            carry = load(h, 0, ONE)
-            x = product * carry + (lost * carry + x)
-            right = min(per, finite_lanes(x) // width)
+            most = per
+            product, lost, end = running(first_lanes(a, i, lane, ONE), first_lanes(b, i, lane, ONE), tag)
+            x = fused(product, carry, fused(lost, carry, end))
+            store(states, 0, x)
+            if wants:
+                put_lanes(out, i, lane, x, ONE)
+        for j in range(width):
+            right = _finite(states, j, width, most)
             if right:
-                store(h, 0, x)
-                for j in range(width):
-                    put(h, j, at(h, (right - 1) * width + j))
-                if wants:
-                    put_lanes(out, i, lane, x, ONE)
-        left = min(per, tokens - t)
-        _serial(h, shifted(a, i), shifted(b, i), shifted(out, i), right, left, width, wants)
-    return load(h, 0, ONE)
+                put(h, j, at(states, (right - 1) * width + j))
+            left = min(per, tokens - t)
+            _serial(h, shifted(a, i), shifted(b, i), shifted(out, i), j, right, left, width, wants)
+        carry = _repeated(h, width)
+    return carry
 
 
 @part
@@ -160,7 +179,7 @@ def _series(i_seq, n, kind, h, tag):
     output = shifted(numbers(at(n, OUTPUT), kind), row * at(n, TIME) * width)
     starts = shifted(numbers(at(n, STARTS), kind), saved * width)
     wants, chunk = at(n, WANTS_OUTPUT), at(n, CHUNK)
-    own_a, own_b = shifted(h, step), shifted(h, (1 + REGISTERS) * step)
+    own_a, own_b = shifted(h, 2 * step), shifted(h, (2 + REGISTERS) * step)
     for i in range(step):
         put(h, i, at(state, i % width) if at(n, HAS_STATE) else zero(h))
     carry = load(h, 0, ONE)
@@ -196,7 +215,7 @@ def forward(first, last_task, block, memory, kind, tag):
 
 def forward_memory(step: int) -> int:
     """Numbers of memory that a range of forward needs."""
-    return (1 + 2 * REGISTERS) * step
+    return (2 + 2 * REGISTERS) * step
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,8 +232,10 @@ def _registers_back(carry, a, d, before, d_a, d_b, count, want_a, tag):
         x = mirrored(first_lanes(d, i, lane, ONE), tag)
         factor = mirrored(first_lanes(a, i, lane, ONE), tag)
         product, lost, end = running(factor, factor * x, tag)
-        after = later_tokens(product * carry + (lost * carry + end), carry, tag)
-        carry = last_token(product, tag) * carry + (last_token(lost, tag) * carry + last_token(end, tag))
+        after = later_tokens(fused(product, carry, fused(lost, carry, end)), carry, tag)
+        carry = fused(
+            last_token(product, tag), carry, fused(last_token(lost, tag), carry, last_token(end, tag))
+        )
         x = x + after
         wrong = (x + carry) * zero(a) + wrong
         x = mirrored(x, tag)
@@ -225,17 +246,16 @@ def _registers_back(carry, a, d, before, d_a, d_b, count, want_a, tag):
 
 
 @part
-def _serial_back(e, a, d, before, d_a, d_b, first, tokens, width):
-    """Tokens one after the other, from the last to the first; E in e, in the place of each token."""
+def _serial_back(e, a, d, before, d_a, d_b, i, first, tokens, width):
+    """One lane's tokens one after the other, from the last to the first; E from and to the lane's place in e."""
+    y = at(e, i)
     for t in range(tokens - 1, first - 1, -1):
-        for i in range(width):
-            j = t * width + i
-            x = at(d, j) + at(e, i)
-            put(d_b, j, x)
-            put(d_a, j, x * at(before, j))
-            put(e, i, x * at(a, j))
-    for i in range(width, lanes(e, ONE)):
-        put(e, i, at(e, i - width))
+        j = t * width + i
+        x = at(d, j) + y
+        put(d_b, j, x)
+        put(d_a, j, x * at(before, j))
+        y = x * at(a, j)
+    put(e, i, y)
 
 
 @part
@@ -272,9 +292,9 @@ def _series_back(i_seq, group, n, kind, h, tag):
     starts = shifted(numbers(at(n, BACK_STARTS), kind), saved * width)
     d_a = gradient_place(of_a, numbers(at(n, D_A), kind), group, row, 0, 0)
     d_b = gradient_place(of_b, numbers(at(n, D_B), kind), group, row, 0, 0)
-    room_a, room_b, room_d = shifted(h, step), shifted(h, step + block), shifted(h, step + 2 * block)
-    sums_a, sums_b = shifted(h, step + 3 * block), shifted(h, step + 4 * block)
-    states = shifted(h, step + 5 * block)
+    room_a = shifted(h, 3 * step)
+    room_b, room_d, sums_a = shifted(room_a, block), shifted(room_a, 2 * block), shifted(room_a, 3 * block)
+    sums_b, states = shifted(room_a, 4 * block), shifted(room_a, 5 * block)
     last = shifted(numbers(at(n, D_LAST), kind), i_seq * width)
     for i in range(0, 6 * block, step):
         store(room_a, i, zeros(h, ONE))
@@ -308,11 +328,19 @@ def _series_back(i_seq, group, n, kind, h, tag):
         to_a = shifted(d_a, t * width) if own_a and want_a else sums_a
         to_b = shifted(d_b, t * width) if own_b and want_b else sums_b
         store(h, 0, carry)
-        _serial_back(h, a_t, d_t, states, to_a, to_b, done, tokens, width)
-        carry, wrong = _registers_back(load(h, 0, ONE), a_t, d_t, states, to_a, to_b, whole, want_a, tag)
+        for j in range(width):
+            _serial_back(h, a_t, d_t, states, to_a, to_b, j, done, tokens, width)
+        carry, wrong = _registers_back(_repeated(h, width), a_t, d_t, states, to_a, to_b, whole, want_a, tag)
         if finite_lanes(wrong) < step:
-            _serial_back(h, a_t, d_t, states, to_a, to_b, 0, done, width)
-            carry = load(h, 0, ONE)
+            marks, ends = shifted(h, step), shifted(h, 2 * step)
+            store(marks, 0, wrong)
+            store(ends, 0, carry)
+            for j in range(width):
+                if _finite(marks, j, width, per) < per:
+                    _serial_back(h, a_t, d_t, states, to_a, to_b, j, 0, done, width)
+                else:
+                    put(h, j, at(ends, j))
+            carry = _repeated(h, width)
         if want_a and not own_a:
             _add(shifted(d_a, t * at(of_a, EACH_TOKEN)), sums_a, of_a, tokens, width)
         if want_b and not own_b:
@@ -333,4 +361,4 @@ def backward(first, last_task, block, memory, kind, tag):
 
 def backward_memory(step: int) -> int:
     """Numbers of memory that a range of backward needs."""
-    return (3 + 6 * REGISTERS) * step
+    return (4 + 6 * REGISTERS) * step

@@ -269,6 +269,21 @@ def put_past_cache(typing: Any, place: Any, offset: Any, count: Any, vector: Any
 
 
 @intrinsic
+def fetch(typing: Any, place: Any, offset: Any) -> Any:
+    """Ask for what lies there, which will be read soon; it need not be any array's."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(function, [pointer, *(ir.Constant(flag, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64), generate
+
+
+@intrinsic
 def settle(typing: Any) -> Any:
     """Everything that was written past the cache is there for other threads."""
 
@@ -296,21 +311,6 @@ def pick(typing: Any, place: Any, offset: Any, count: Any, each: Any, tag: Any) 
         )
 
     return vector(place, types.int64, types.int64, types.int64, tag), generate
-
-
-@intrinsic
-def fetch(typing: Any, place: Any, offset: Any) -> Any:
-    """Have the cache line at an offset ready soon; nothing happens where no memory is."""
-
-    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        word = ir.IntType(32)
-        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
-        shape = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-        builder.call(function, [pointer, *(ir.Constant(word, x) for x in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(place, types.int64), generate
 
 
 @intrinsic
@@ -421,6 +421,19 @@ for _symbol, _instruction in (
     (operator.truediv, "fdiv"),
 ):
     _operator(_symbol, _instruction)
+
+
+@intrinsic
+def fused(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x y + z, everywhere with one rounding or everywhere with two.
+
+    The operators fuse only where no branch comes between them, so that two ways through a kernel may differ in a bit.
+    """
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return _call(builder, "fmuladd", *values)
+
+    return x(x, y, z), generate
 
 
 def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
@@ -591,6 +604,14 @@ _LOG2_LOW = {32: 1.42860682030941723212e-6, 64: 1.90821492927058770002e-10}
 _LOWEST = {32: -104.0, 64: -746.0}
 _HIGHEST = {32: 89.0, 64: 710.0}
 _EXP_DEGREE = {32: 7, 64: 13}
+# The same for powers of 2. 2^x on [-1/2, 1/2]: for float32 the polynomial of least relative error (2e-9), which needs a
+# product less than the series.
+_LOWEST_POWER = {32: -151.0, 64: -1076.0}
+_HIGHEST_POWER = {32: 129.0, 64: 1025.0}
+_EXP2_TERMS = {
+    32: [1.0, 0.6931472, 0.24022648, 0.055503325, 0.009618437, 0.0013398874, 0.00015353371],
+    64: [math.log(2) ** power / math.factorial(power) for power in range(14)],
+}
 _LOG_TERMS = {32: 8, 64: 17}
 
 
@@ -615,19 +636,41 @@ def _exp(builder: Any, x: Any) -> Any:
     """exp to one unit in the last place, subnormal results included."""
     kind = x.type
     bits = _bits(kind)
-    low, high = _constant(kind, _LOWEST[bits]), _constant(kind, _HIGHEST[bits])
-    # In this order of operands a NaN passes.
-    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
-    x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+    x = _limited(builder, x, _LOWEST[bits], _HIGHEST[bits])
     n = _call(builder, "rint", builder.fmul(x, _constant(kind, 1 / math.log(2))))
     r = _fused(builder, n, _constant(kind, -_LOG2_HIGH[bits]), x)
     r = _fused(builder, n, _constant(kind, -_LOG2_LOW[bits]), r)
-    degree = _EXP_DEGREE[bits]
-    p = _constant(kind, 1 / math.factorial(degree))
-    for power in range(degree - 1, 1, -1):
-        p = _fused(builder, p, r, _constant(kind, 1 / math.factorial(power)))
-    one = _constant(kind, 1.0)
-    p = _fused(builder, _fused(builder, p, r, one), r, one)
+    terms = [1 / math.factorial(power) for power in range(_EXP_DEGREE[bits] + 1)]
+    return _times_power(builder, _polynomial(builder, terms, r), n)
+
+
+def _exp2(builder: Any, x: Any) -> Any:
+    """2^x to one unit in the last place, subnormal results included."""
+    kind = x.type
+    bits = _bits(kind)
+    x = _limited(builder, x, _LOWEST_POWER[bits], _HIGHEST_POWER[bits])
+    n = _call(builder, "rint", x)
+    return _times_power(builder, _polynomial(builder, _EXP2_TERMS[bits], builder.fsub(x, n)), n)
+
+
+def _limited(builder: Any, x: Any, low: float, high: float) -> Any:
+    """x within [low, high]; in this order of operands a NaN passes."""
+    least, most = _constant(x.type, low), _constant(x.type, high)
+    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
+    return builder.select(builder.fcmp_ordered(">", x, most), most, x)
+
+
+def _polynomial(builder: Any, terms: list[float], r: Any) -> Any:
+    p = _constant(r.type, terms[-1])
+    for term in terms[-2::-1]:
+        p = _fused(builder, p, r, _constant(r.type, term))
+    return p
+
+
+def _times_power(builder: Any, p: Any, n: Any) -> Any:
+    """p 2^n for a whole n, subnormal results included."""
+    kind = p.type
+    bits = _bits(kind)
     if _SCALES and kind.count * bits == 512:
         return _scaled(builder, p, n)
     word = ir.IntType(bits)
@@ -701,6 +744,7 @@ def _elementary(code: Any, name: str, about: str) -> Any:
 
 
 exp = _elementary(_exp, "exp", "The exponential.")
+exp2 = _elementary(_exp2, "exp2", "The power of 2.")
 softplus = _elementary(_softplus, "softplus", "log(1 + exp(x)) without overflow or threshold.")
 sigmoid = _elementary(_sigmoid, "sigmoid", "1 / (1 + exp(-x)) without overflow.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -350,6 +351,31 @@ def test_the_same_bits_for_every_number_of_threads(op: str):
             assert all(np.array_equal(x, y) for x, y in zip(everything(), want, strict=True)), count
     finally:
         scanfield.set_num_threads(None)
+
+
+@pytest.mark.parametrize("op", list(VARIED))
+def test_memory_of_backward(op: str):
+    """Beside inputs and gradients at most half as much again, and never a state for each token."""
+    time = 4096
+    inputs, options = (
+        linear(time, 64, "", "", False) if op == "linear_scan" else selective(time, 64, 8, "tt", "z", False)
+    )
+    function = getattr(scanfield, op)
+
+    def both() -> list[np.ndarray]:
+        result, pull = scanfield.vjp(function, **inputs, **options, method=METHOD)
+        return [*result, *pull(result.output).values()]
+
+    both()  # compiled
+    tracemalloc.start()
+    try:
+        made = sum(x.nbytes for x in both())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = made + sum(x.nbytes for x in inputs.values())
+    assert peak - made <= 0.5 * size
+    assert op == "linear_scan" or peak - made < 0.2 * 2 * time * 64 * 8 * 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -182,3 +184,83 @@ def test_the_limit_is_set_by_the_environment():
     assert python(LIMIT).split() == [str(256 << 20), str((4 << 20) + 64)]
     wrong = "try:\n    import scanfield_numpy.memory\nexcept ValueError as error:\n    print(error)"
     assert "SCANFIELD_POOL_BYTES: '-1'" in python(wrong, SCANFIELD_POOL_BYTES="-1")
+
+
+def peak(function: Any) -> int:
+    """Bytes that a call holds at most beyond what was there before."""
+    function()
+    gc.collect()
+    memory.pool.clear()
+    tracemalloc.start()
+    try:
+        kept = function()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert kept is not None
+    return most
+
+
+@pytest.mark.parametrize("lanes", [96, 3])
+def test_strided_arrays_are_not_copied(lanes: int):
+    rng = np.random.default_rng(0)
+    time = 40_000 // lanes
+    for a in (
+        rng.random((time, 8, lanes)).transpose(1, 0, 2),
+        rng.random((8, 2 * time, lanes))[:, ::2],
+        rng.random((8, time, lanes))[:, ::-1],
+        rng.random((8, time, 4 * lanes))[..., lanes : 2 * lanes],
+        np.broadcast_to(rng.random((8, time, 1)), (8, time, lanes)),
+    ):
+        size = 8 * time * lanes * 8
+        scan = functools.partial(scanfield.linear_scan, a, a, method="numpy.numba")
+        assert np.array_equal(
+            scan().output, scanfield.linear_scan(a.copy(), a.copy(), method="numpy.numba").output
+        )
+        assert peak(scan) < 1.2 * size
+        _, pull = scanfield.vjp(scanfield.linear_scan, a, a, method="numpy.numba")
+        cotangent = np.ones((time, 8, lanes)).transpose(1, 0, 2)
+        found = pull(cotangent)
+        for x, y in zip(found.values(), pull(cotangent.copy()).values(), strict=True):
+            assert np.array_equal(x, y)
+        assert peak(functools.partial(pull, cotangent)) < 2.3 * size
+
+
+def test_parts_of_a_projection_are_not_copied():
+    """Mamba's u and z are halves of one array; B, C and the step are columns of another."""
+    rng = np.random.default_rng(0)
+    halves, columns = rng.random((2, 900, 192)), rng.random((2, 900, 96 + 5 + 5))
+    given = {
+        "u": halves[..., :96],
+        "z": halves[..., 96:],
+        "delta": columns[..., :96],
+        "B": columns[..., 96:101],
+        "C": columns[..., 101:],
+        "A": -rng.random((96, 5)),
+    }
+    scan = functools.partial(scanfield.selective_scan, **given, method="numpy.numba")
+    size = 2 * 900 * 96 * 8
+    alone = scanfield.selective_scan(**{name: x.copy() for name, x in given.items()}, method="numpy.numba")
+    assert np.array_equal(scan().output, alone.output)
+    assert peak(scan) < 1.3 * size
+    _, pull = scanfield.vjp(scanfield.selective_scan, **given, wrt=("u", "z"), method="numpy.numba")
+    cotangent = rng.random((900, 2, 96)).transpose(1, 0, 2)
+    found = pull(cotangent)
+    _, plain = scanfield.vjp(scanfield.selective_scan, **given, method="numpy.numba")
+    every = plain(cotangent.copy())
+    assert all(np.array_equal(x, every[name]) for name, x in found.items())
+    assert peak(functools.partial(pull, cotangent)) < 2.5 * size
+
+
+def test_shared_gradients_take_a_few_rows():
+    """A coefficient that 64 sequences share has 8 sums, not 64; what is not wanted has none."""
+    rng = np.random.default_rng(0)
+    a, b = rng.random((1, 200, 96)), rng.random((64, 200, 96))
+    for wrt, most in (
+        ("a", 12 * a.nbytes),
+        ("b", b.nbytes + 3 * a.nbytes),
+        (("a", "b"), b.nbytes + 12 * a.nbytes),
+    ):
+        _, pull = scanfield.vjp(scanfield.linear_scan, a, b, wrt=wrt, method="numpy.numba")
+        cotangent = np.ones(b.shape)
+        assert peak(functools.partial(pull, cotangent)) < most

@@ -237,6 +237,27 @@ def test_not_a_number_and_infinity(dtype: str):
                 assert deviation(x, y) <= 4e-6, (op, value)
 
 
+@pytest.mark.parametrize("channels", [20, 37])
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_infinities_stay_in_the_channels_that_are_there(name: str, channels: int):
+    """A register's lanes beyond the last channel hold no channel, and add nothing to what channels share."""
+    inputs, options = selective(37, channels, 5, "tt", "", False)
+    given = {key: x.astype("float32") for key, x in inputs.items()}
+    given["u"] = abs(given["u"])  # so that infinities are of one sign, and their sum is no NaN
+    given[name][1, 9, 3] = np.inf
+    found, want = [], []
+    for method, grads in ((METHOD, found), ("generic.recurrent", want)):
+        with np.errstate(all="ignore"):
+            result, pull = scanfield.vjp(scanfield.selective_scan, **given, **options, method=method)
+            grads.append(pull(np.ones_like(result.output)))
+    for key, x in want[0].items():
+        y = found[0][key]
+        assert np.array_equal(np.isnan(x), np.isnan(y)), key
+        assert np.array_equal(np.isinf(x), np.isinf(y)), key
+    shared = want[0]["C" if name == "B" else "B"]
+    assert np.isinf(shared).any() and not np.isnan(shared).all()
+
+
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
 def test_layouts_of_memory(op: str):
     """Strided, flipped, read-only, misaligned and big-endian arrays give the same bits."""
