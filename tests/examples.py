@@ -35,18 +35,24 @@ OPERATIONS = ("linear_scan", "selective_scan", *DELTA_FAMILY)
 # What runs each operation: its generic forms, and the compiled scans, which a run on another library leaves out.
 # Shared by all tests that run "every candidate"; a test compares it with the library's own registry.
 COMPILED = "numpy.numba"
+COMPILED_FOR = {COMPILED: "numpy", "torch.numba": "torch"}  # the same kernels, on the arrays of each
 GENERIC = {
     "linear_scan": ("generic.recurrent", "generic.blocked"),
     "selective_scan": ("generic.recurrent",),
     **dict.fromkeys(DELTA_FAMILY, ("generic.recurrent", "generic.chunk")),
 }
-METHODS = {op: (*forms, COMPILED) for op, forms in GENERIC.items()}
+METHODS = {op: (*forms, *COMPILED_FOR) for op, forms in GENERIC.items()}
 
 
 def methods(library: Any, op: str) -> list[str]:
     """Of `METHODS`, those that can be forced on this library's arrays."""
-    compiles = library.name in ("numpy", "readonly") and importlib.util.find_spec("numba") is not None
-    return [method for method in METHODS[op] if method != COMPILED or compiles]
+    compiles = importlib.util.find_spec("numba") is not None
+    name = "numpy" if library.name == "readonly" else library.name
+    return [
+        method
+        for method in METHODS[op]
+        if method not in COMPILED_FOR or (compiles and COMPILED_FOR[method] == name)
+    ]
 
 
 # Packed sequences of 7 tokens: an empty one first, one of 3, an empty one in the middle, one of a single

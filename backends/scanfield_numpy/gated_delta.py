@@ -8,20 +8,17 @@ import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
-<<<<<<< HEAD
 from scanfield_numpy.layout import (
     Array,
     Residuals,
     flat,
     lanes_of,
     reason_against,
+    rows,
     saved_states,
     sequences,
     width,
 )
-=======
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences, width
->>>>>>> main
 from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import get_num_threads, run
 from scanfield_numpy.vector import REGISTER_BYTES

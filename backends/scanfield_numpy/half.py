@@ -13,15 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
-<<<<<<< HEAD
-from scanfield.arrays import COMPLEX_OF, HALF
+from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
 from scanfield_numpy.layout import Residuals
-from scanfield_numpy.widening import put, widened
-=======
-from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
 from scanfield_numpy.widening import is_half, put, widened
->>>>>>> main
 
 Array = Any
 
@@ -115,6 +110,7 @@ class Half:
 
     def residuals(self, call: Call) -> Residuals:
         """Shapes and dtypes of what ``save`` keeps."""
+        call = call._replace(compute="float64") if _loses_digits(call) else call
         size = _measure(call)
         if size.bounds is None:
             states = size.batch * -(-max(size.time, 1) // size.tokens)
@@ -150,11 +146,7 @@ class Half:
                 kept += len(after)
             last[block.states] = after
             put(output[block.rows, block.tokens], y)
-<<<<<<< HEAD
-        return output, last, (starts,) if keep else ()
-=======
-        return output, _narrowed(last, call.compute, carry), tuple(starts)
->>>>>>> main
+        return output, _narrowed(last, call.compute, carry), (starts,) if keep else ()
 
     def backward(
         self,
@@ -231,12 +223,21 @@ class Half:
         return _narrowed(transition, call.compute, carry), _narrowed(state, call.compute, carry)
 
 
+def _loses_digits(call: Call) -> bool:
+    operation = operation_of(call)
+    return (
+        call.compute == "float32"
+        and "blocked" in operation.generic
+        and operation.choose(call) == "generic.blocked"
+    )
+
+
 def _accurate(call: Call) -> Call:
     """The call in float64 where generic code takes the form that loses fewest digits: long series of few lanes.
 
     Half precision can hold the sum of very many small numbers, but a float32 carry loses its third digit on the way.
     """
-    if call.compute != "float32" or operation_of(call).choose(call) != "generic.blocked":
+    if not _loses_digits(call):
         return call
     arrays = (
         array.astype("float64")
@@ -327,18 +328,12 @@ def _measure(call: Call) -> _Size:
         if role == "sequence" and array is not None and array.shape[1] == time
     ]
     widths = [prod(array.shape[2:]) for array in moving]
-<<<<<<< HEAD
-    token = 8 if any(array.dtype.kind == "c" for array in moving) else 4
-    token *= sum(widths) + max(widths)  # the output is as wide as the widest, or less
-    state_shape = tuple(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
-    held = 4 * prod(state_shape)
-=======
     number = numpy.dtype(call.compute).itemsize
     if any(array.dtype.kind == "c" for array in call.arrays if hasattr(array, "dtype")):
         number *= 2
     token = number * (sum(widths) + max(widths))  # the output is as wide as the widest, or less
-    held = number * prod(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
->>>>>>> main
+    state_shape = tuple(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    held = number * prod(state_shape)
     rows, tokens = _sizes(batch, max(token, 1), held)
     if any(array.shape[0] != batch for array in moving):
         rows = batch  # a gradient for all rows is summed before it is rounded
