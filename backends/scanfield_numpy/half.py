@@ -124,27 +124,30 @@ class Half:
         call = _accurate(call)
         plan = _plan(call)
         output: Array = None
-        last = call.arrays[plan.state]
-        last = None if last is None else numpy.array(last)
         starts: Array = None
         kept = 0
+        given = last = call.arrays[plan.state]
         for block in plan.blocks:
-            y, after = self._wide.forward(
-                _part(call, plan, block, None if last is None else last[block.states])
-            )
-            if last is None:
-                last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
-            if output is None:
-                main = call.arrays[plan.main]
-                kind = main.dtype if is_half(main) else y.dtype
-                output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
+            before = None if last is None else last[block.states]
+            y, after = self._wide.forward(_part(call, plan, block, before))
             if keep:
                 if starts is None:
                     states = sum(each.states.stop - each.states.start for each in plan.blocks)
                     starts = numpy.empty((states, *after.shape[1:]), after.dtype)
-                starts[kept : kept + len(after)] = last[block.states]
+                starts[kept : kept + len(after)] = 0 if before is None else before
                 kept += len(after)
-            last[block.states] = after
+            if output is None:
+                main = call.arrays[plan.main]
+                kind = main.dtype if is_half(main) else y.dtype
+                output = numpy.empty((plan.batch, plan.time, *y.shape[2:]), kind)
+                if after.shape[0] == plan.sequences:
+                    last = after  # a token's state may be large: no copy
+                elif given is None:
+                    last = numpy.zeros((plan.sequences, *after.shape[1:]), after.dtype)
+                else:
+                    last = numpy.array(given)
+            if last is not after:
+                last[block.states] = after
             put(output[block.rows, block.tokens], y)
         return output, _narrowed(last, call.compute, carry), (starts,) if keep else ()
 

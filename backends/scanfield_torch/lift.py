@@ -115,7 +115,7 @@ class Lifted:
         """Whether autograd follows the results."""
         if not torch.is_grad_enabled():
             return False
-        for i, x in enumerate(call.arrays):
+        for i, x in enumerate(call.arrays):  # noqa: SIM110  # a small call feels what a generator costs
             if x is not None and i != self.index and x.requires_grad:
                 return True
         return False
@@ -124,7 +124,7 @@ class Lifted:
         """Whether a graph is made of the call, or its tensors stand for others and have no values of their own."""
         if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
             return True
-        for x in (*call.arrays, *more):
+        for x in (*call.arrays, *more):  # noqa: SIM110  # as above
             if x is not None and type(x) not in _PLAIN and not isinstance(x, tuple):
                 return True
         return False
