@@ -17,5 +17,15 @@ MANIFEST = Manifest(
             transforms=frozenset({"grad", "double grad", "compile", "export"}),
             note="torch.func and forward-mode derivatives go through the generic forms",
         ),
+        Candidate(
+            name="torch.compile",
+            operations=("linear_scan", "selective_scan", "gdn2"),
+            device="cpu",
+            target="scanfield_torch.unrolled:implementation",
+            dtypes=("float16", "bfloat16", "float32", "float64"),
+            transforms=frozenset({"grad", "double grad"}),
+            note="compiles for some seconds at the first call of each kind and shape, and needs a C++ compiler",
+            default=False,
+        ),
     ),
 )

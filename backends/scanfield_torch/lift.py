@@ -26,7 +26,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class Lifted:
     """Implementation of an operation on tensors."""
 
-    def __init__(self, operation: str, kernels: Kernels) -> None:
+    def __init__(self, operation: str, kernels: Kernels, *, in_graphs: bool) -> None:
+        """``in_graphs``: whether torch's graphs call the kernels, by operators; else a call that is traced declines."""
         record = next(
             record
             for record in dispatch.operations()
@@ -35,7 +36,7 @@ class Lifted:
         self.kernels = kernels
         self.index = [entry.role for entry in record.inputs].index("index")
         self.autograd = Gradients(self.index, self._backward)
-        self._operators = Operators(record, kernels, self.autograd)
+        self._operators = Operators(record, kernels, self.autograd) if in_graphs else None
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Transforms under which no operator is right, and tensors that no kernel takes."""
@@ -56,16 +57,15 @@ class Lifted:
                 return reason
         if verb in ("save", "summarise") and self._followed(call):
             return "autograd follows its results, which only plain operations let it do here"
-        if verb == "summarise" and self._traced(call):
+        if (verb == "summarise" or self._operators is None) and self._traced(call):
             return "a graph is made of the call"
         return None
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and final state. Nothing is saved where no gradient can be asked for."""
-        if self._traced(call):
-            if self._followed(call):
-                return self._operators.save(call)[:2]
-            return self._operators.forward(call)
+        operators = self._operators
+        if operators is not None and self._traced(call):
+            return operators.save(call)[:2] if self._followed(call) else operators.forward(call)
         if self._followed(call):
             found: tuple[Tensor, Tensor] = _Run.apply(self, call, *call.arrays)  # type: ignore[no-untyped-call]
             return found
@@ -75,7 +75,10 @@ class Lifted:
 
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and residuals."""
-        return self._operators.save(call) if self._traced(call) else self.kernels.save(call)
+        operators = self._operators
+        if operators is not None and self._traced(call):
+            return operators.save(call)
+        return self.kernels.save(call)
 
     def backward(
         self,

@@ -69,4 +69,4 @@ class OnArrays:
 @cache
 def implementation(operation: str) -> Lifted:
     """The implementation of an operation. One for each process: torch knows its operators by name."""
-    return Lifted(operation, OnArrays(dispatch.implementation(operation, "numpy.numba")))
+    return Lifted(operation, OnArrays(dispatch.implementation(operation, "numpy.numba")), in_graphs=True)
