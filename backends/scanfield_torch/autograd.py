@@ -29,7 +29,7 @@ class Gradients:
         """Save a call and its residuals: tensors where autograd watches them, the rest beside."""
         at = self._index
         ctx.save_for_backward(*call.arrays[:at], *call.arrays[at + 1 :], *residuals)
-        ctx.call = call._replace(arrays=(call.arrays[at],))
+        ctx.call = Call(call.operation, (call.arrays[at],), call.options, call.compute)
         ctx.count = len(call.arrays) - 1
         ctx.set_materialize_grads(False)
 
@@ -49,6 +49,7 @@ class Gradients:
                 for i, (x, need) in enumerate(zip(arrays, needed, strict=True))
             ]
         )
+        run: Backward
         if is_batched(d_output, d_final_state):
             run = batched_gradients
         elif torch.is_grad_enabled() or transform_reason() is not None:

@@ -109,10 +109,10 @@ class Lifted:
         wanted: tuple[bool, ...],
     ) -> Grads:
         given = tuple([want and x is not None for want, x in zip(wanted, call.arrays, strict=True)])
-        run = (
-            self._operators.backward if self._traced(call, d_output, d_final_state) else self.kernels.backward
-        )
-        return run(call, residuals, d_output, d_final_state, given)
+        operators = self._operators
+        if operators is not None and self._traced(call, d_output, d_final_state):
+            return operators.backward(call, residuals, d_output, d_final_state, given)
+        return self.kernels.backward(call, residuals, d_output, d_final_state, given)
 
     def _followed(self, call: Call) -> bool:
         """Whether autograd follows the results."""

@@ -12,7 +12,7 @@ from scanfield_torch.kernels import Kernels
 
 Tensor = torch.Tensor
 
-_LIBRARY = torch.library.Library("scanfield", "FRAGMENT")
+_LIBRARY = torch.library.Library("scanfield", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
@@ -41,8 +41,8 @@ class Operators:
         )
 
     def _define(self, name: str, schema: str, run: Any, fake: Any) -> Any:
-        _LIBRARY.define(name + schema, tags=_TAGS)
-        _LIBRARY.impl(name, run, "CPU")
+        _LIBRARY.define(name + schema, tags=_TAGS)  # type: ignore[no-untyped-call]
+        _LIBRARY.impl(name, run, "CPU")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"scanfield::{name}", fake, lib=_LIBRARY)
         return getattr(torch.ops.scanfield, name).default
 

@@ -11,7 +11,7 @@ from scanfield.dispatch import Call
 
 Tensor = torch.Tensor
 
-_NUMPY = {
+_NUMPY: dict[torch.dtype, Any] = {
     torch.float16: numpy.dtype("float16"),
     torch.float32: numpy.dtype("float32"),
     torch.float64: numpy.dtype("float64"),
@@ -76,9 +76,8 @@ def tensor_of(array: Any) -> Tensor:
 
 def on_arrays(call: Call) -> Call:
     """A call on tensors as one on arrays."""
-    return call._replace(
-        arrays=tuple([x if x is None or isinstance(x, tuple) else array_of(x) for x in call.arrays])
-    )
+    arrays = tuple([x if x is None or type(x) is tuple else array_of(x) for x in call.arrays])
+    return Call(call.operation, arrays, call.options, call.compute)
 
 
 def on_shapes(call: Call) -> Call:
