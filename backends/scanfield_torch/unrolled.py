@@ -6,6 +6,8 @@ tokens is compiled once, whatever the length; the tokens that are left over at t
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -20,16 +22,20 @@ from scanfield_torch.lift import Lifted
 
 Tensor = torch.Tensor
 
-TOKENS = {"linear_scan": 16, "selective_scan": 16, "gdn2": 8}
+TOKENS = 16
 """Of a block. Half as many cost a quarter more time; twice as many gain little and take twice as long to compile, which
-is 10 seconds for the forward of ``gdn2`` and 10 for its backward."""
+is 10 seconds for the forward of ``gdn2`` and 12 for its backward."""
+
+with warnings.catch_warnings():
+    # The compiler imports this module of torch's, which warns of what torch itself has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    importlib.import_module("torch.utils.mkldnn")
 
 
 class Unrolled:
     """The verbs of the recurrent form, its steps compiled."""
 
     def __init__(self, operation: str) -> None:
-        self._tokens = TOKENS[operation]
         self._form: Any = dispatch.implementation(operation, "generic.recurrent")
         record = next(record for record in dispatch.operations() if record.name == operation)
         self._chunk = [option.name for option in record.options].index("chunk")
@@ -40,13 +46,13 @@ class Unrolled:
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and final state."""
-        with _compiled_steps(self._tokens):
+        with _compiled_steps():
             output, state = self._form.forward(self._ready(call))
         return output, state
 
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and the states at the blocks' starts."""
-        with _compiled_steps(self._tokens):
+        with _compiled_steps():
             output, state, residuals = self._form.save(self._ready(call))
         return output, state, residuals
 
@@ -59,13 +65,13 @@ class Unrolled:
         wanted: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """The wanted gradients."""
-        with _compiled_steps(self._tokens):
+        with _compiled_steps():
             grads = self._form.backward(self._ready(call), residuals, d_output, d_final_state, wanted)
         return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
         """Transition and final state from zero."""
-        with _compiled_steps(self._tokens):
+        with _compiled_steps():
             transition, state = self._form.summarise(self._ready(call))
         return transition, state
 
@@ -74,9 +80,9 @@ class Unrolled:
         raise NotImplementedError
 
     def _ready(self, call: Call) -> Call:
-        """The call in blocks of so many tokens, on tensors that autograd does not follow."""
+        """The call in blocks of ``TOKENS``, on tensors that autograd does not follow."""
         arrays = tuple([x.detach() if isinstance(x, Tensor) else x for x in call.arrays])
-        options = (*call.options[: self._chunk], self._tokens, *call.options[self._chunk + 1 :])
+        options = (*call.options[: self._chunk], TOKENS, *call.options[self._chunk + 1 :])
         return call._replace(arrays=arrays, options=options)
 
 
@@ -87,13 +93,14 @@ def implementation(operation: str) -> Lifted:
 
 
 @contextmanager
-def _compiled_steps(tokens: int) -> Iterator[None]:
-    def compiler(step: loops.Step, size: int) -> loops.Step:
-        return _compiled(step) if size == tokens else step
-
+def _compiled_steps() -> Iterator[None]:
     # What compiled code is made for: neither autograd nor autocast is its affair.
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), loops.steps_by(compiler):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), loops.steps_by(_compiler):
         yield
+
+
+def _compiler(step: loops.Step, size: int) -> loops.Step:
+    return _compiled(step) if size == TOKENS else step
 
 
 def _compiled(step: loops.Step) -> loops.Step:

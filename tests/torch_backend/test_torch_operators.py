@@ -182,8 +182,6 @@ def test_compiled_vjp():
     assert seen["forward"] == ["scanfield.gdn2_save.default", "scanfield.gdn2_backward.default"]
 
 
-# torch's own code calls what torch has deprecated.
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_inductor():
     given = leaves("gdn2", torch.float32)
 
