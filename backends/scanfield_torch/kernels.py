@@ -14,6 +14,9 @@ Tensor = torch.Tensor
 class Kernels(Protocol):
     """The verbs on tensors, of which autograd knows nothing. All results are fresh and contiguous."""
 
+    packs: bool
+    """Whether several sequences may lie in one call (``cu_seqlens``)."""
+
     def declines(self, tensor: Tensor) -> str | None:
         """Why no kernel takes this tensor, or None."""
 

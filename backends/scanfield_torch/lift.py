@@ -49,6 +49,8 @@ class Lifted:
             if i == self.index:
                 if not isinstance(x, tuple):
                     return "cu_seqlens: its values are not on the host"
+                if not self.kernels.packs:
+                    return "cu_seqlens: code would be compiled for every number of sequences of like length"
                 continue
             if x.layout is not torch.strided:
                 return f"a tensor of layout {x.layout}"

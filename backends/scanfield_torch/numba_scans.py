@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 class OnArrays:
     """An implementation for NumPy arrays, called with tensors."""
 
+    packs = True
+
     def __init__(self, arrays: Any) -> None:
         self._arrays = arrays
 

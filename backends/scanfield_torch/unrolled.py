@@ -35,6 +35,8 @@ with warnings.catch_warnings():
 class Unrolled:
     """The verbs of the recurrent form, its steps compiled."""
 
+    packs = False
+
     def __init__(self, operation: str) -> None:
         self._form: Any = dispatch.implementation(operation, "generic.recurrent")
         record = next(record for record in dispatch.operations() if record.name == operation)

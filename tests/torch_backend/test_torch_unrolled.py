@@ -121,6 +121,9 @@ def test_what_it_declines():
     x = torch.ones(1, 3, 2, dtype=torch.complex128)
     with pytest.raises(scanfield.BackendError, match="no kernels for complex numbers"):
         scanfield.linear_scan(x, x, method=METHOD)
+    x = torch.ones(1, 3, 2)
+    with pytest.raises(scanfield.BackendError, match="cu_seqlens: code would be compiled"):
+        scanfield.linear_scan(x, x, cu_seqlens=[0, 1, 3], method=METHOD)
     with pytest.raises(scanfield.BackendError, match="plain operations"):
         torch.vmap(lambda y: scanfield.linear_scan(y, y, method=METHOD).output)(torch.ones(2, 1, 3, 2))
     traced = torch.compile(
