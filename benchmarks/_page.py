@@ -73,7 +73,9 @@ def _summary(rows: list[Row]) -> str:
 
 
 def _bound(missed: Row, rows: list[Row]) -> str:
-    """What C of the same loop reaches on the same machine, where it was measured."""
+    """What the row says itself, or what C of the same loop reaches on the same machine, where it was measured."""
+    if "bound" in missed:
+        return str(missed["bound"])
     for line in rows:
         same = line.get("case") and line.get("case") == missed.get("case")
         if same and line is not missed and " C " in line["table"] and "peer ms" in line and line["at least"]:

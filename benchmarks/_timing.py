@@ -10,11 +10,14 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+if "numpy" in sys.modules:
+    raise ImportError("NumPy was imported before _timing, and has read these variables")
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 # Kernels of NumPy's BLAS for another machine than this one would slow the peers down.

@@ -12,6 +12,9 @@ the floor that was set before, and whether it is met. What a peer computes is co
 
 from __future__ import annotations
 
+import _timing  # before NumPy: it sets the number of BLAS threads
+
+# isort: split
 import argparse
 import functools
 import json
@@ -28,10 +31,10 @@ from typing import Any
 
 import _compiled
 import _peers
-import _timing  # first: it sets the number of BLAS threads
 import numpy as np
 
 import scanfield
+from scanfield_numpy.memory import pool
 
 METHOD = "numpy.numba"
 Row = dict[str, Any]
@@ -237,12 +240,17 @@ def step(quick: bool) -> Iterator[Row]:
         arrays = gdn2_inputs(batch, 1, heads, size)
         token = {name: np.ascontiguousarray(x[:, 0]) for name, x in arrays.items()}
         state = np.random.default_rng(2).standard_normal((batch, heads, size, size)).astype(np.float32)
-        yield from against(
+        rows = against(
             f"gdn2 one decoding step, {_named((batch, heads, size), 'BHK')}, V = K",
             lambda state=state, token=token: scanfield.gdn2.step(state, **token, method=METHOD),
             {"NumPy einsum step": (lambda state=state, token=token: _peers.einsum_step(state, **token), least)},
             quick,
         )  # fmt: skip
+        triad, _ = _triad(state, state)
+        moved = 2e3 / 3 * _timing.seconds(triad, least=0.02 if quick else 0.5)
+        for line in rows:
+            bound = f"To read a state and write the next takes {moved:.3g} ms at the speed of STREAM's triad on arrays"
+            yield line | {"bound": f"{bound} of that size: {line['peer ms'] / moved:.3g} times."}
 
 
 def linear(quick: bool) -> Iterator[Row]:
@@ -281,9 +289,12 @@ def memory(quick: bool) -> Iterator[Row]:
             kept[:] = [result, pullback(d_output)]
 
         both()
+        kept.clear()
+        pool.clear()  # memory that waits for a next result would not be seen
         peak = _timing.peak_bytes(both)
         result, gradients = kept
         extra = peak - sum(x.nbytes for x in result)
+        assert extra >= sum(x.nbytes for x in gradients.values()), "not all memory was seen"
         lasting = sum(x.nbytes for x in (*arrays.values(), *gradients.values()))
         yield row(
             "Memory", f"{name} forward + backward, {_shape(arrays)}", "bytes of inputs and gradients", extra / lasting,

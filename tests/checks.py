@@ -8,12 +8,13 @@ that calls that differ in their values alone share a compilation.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from arrays import Library, complex_of, deviation
-from examples import Example, call_options, main_of
+from examples import COMPILED, Example, call_options, main_of
 
 import scanfield
 
@@ -93,6 +94,22 @@ def vjp(
 def step(library: Library, op: str, state: Any, token: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """One token, on arrays of `library`."""
     return library.run(_step_of(op, _frozen(options)), state, token)
+
+
+def before_tracing(function: Any, inputs: Mapping[str, Any], method: str | None = None) -> None:
+    """What a trace of a call's memory must not see or miss, if the compiled scans run it.
+
+    A compiler that is traced takes many times as long; and memory that waits for a next result is traced by nobody.
+    """
+    if method != COMPILED:
+        return
+    _once(function, inputs)
+    importlib.import_module("scanfield_numpy.memory").pool.clear()
+
+
+def _once(function: Any, inputs: Mapping[str, Any]) -> None:
+    result, pullback = scanfield.vjp(function, **inputs, method=COMPILED)
+    pullback(result.output)
 
 
 def run_example(

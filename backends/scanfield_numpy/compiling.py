@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,9 @@ _OPTIONS = {
 }
 
 _lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A child that is born while another thread compiles would wait for it for ever.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 # What only kernels call needs no way in from Python, which costs as much to compile as a small function.
 part = njit(no_cpython_wrapper=True, **_OPTIONS)
@@ -61,8 +65,14 @@ class Kernel:
         (CPython allots frames in blocks of 16 KiB; a loop of calls across the end of one spent a quarter of the time in
         the system.)
         """
-        with ThreadPoolExecutor(1) as alone:
-            return alone.submit(self._compile_here, dtype, size).result()
+        try:
+            alone = ThreadPoolExecutor(1)
+            waiting = alone.submit(self._compile_here, dtype, size)
+        except RuntimeError:
+            # The interpreter is on its way out and starts no more threads.
+            return self._compile_here(dtype, size)
+        with alone:
+            return waiting.result()
 
     def _compile_here(self, dtype: str, size: int) -> Any:
         compiled = njit(**_OPTIONS)(self._function)

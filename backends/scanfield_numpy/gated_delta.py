@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy
 
-from scanfield.dispatch import Call, Grads, Verb
+from scanfield.dispatch import Call, Grads, Verb, operation_of
+from scanfield.threads import get_num_threads
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import (
     Array,
@@ -20,7 +23,7 @@ from scanfield_numpy.layout import (
     width,
 )
 from scanfield_numpy.memory import cleared, fresh, past_cache
-from scanfield_numpy.threads import get_num_threads, run
+from scanfield_numpy.threads import run
 from scanfield_numpy.vector import REGISTER_BYTES
 
 # Tokens between two saved states: the saved ones are then fewer than the numbers of an input.
@@ -87,7 +90,8 @@ class GatedDelta:
             d_output is not None, d_final_state is not None, *(grad is not None for grad in grads[:7]), panel,
         )  # fmt: skip
         read, steps = _inputs(call.arrays[:6], dtype)
-        others = (*residuals, d_output, d_final_state, *grads[:7])
+        odd = numpy.zeros(plan.number * vheads, dtype)
+        others = (*residuals, d_output, d_final_state, *grads[:7], odd)
         run(
             gated_delta_backward.backward,
             dtype,
@@ -95,8 +99,10 @@ class GatedDelta:
             9.0 * batch * time * vheads * K * V,
             gated_delta_backward.memory_of(K, V, chunk, panel, lanes),
             (*integers, *steps),
-            (plan.table, _scale(call), *read, *(flat(array, dtype) for array in others)),
+            (plan.table, _scale(call.options[0], dtype), *read, *(flat(array, dtype) for array in others)),
         )
+        if odd.any():
+            return _token_by_token(call, d_output, d_final_state, wanted)
         return grads
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
@@ -125,9 +131,19 @@ class GatedDelta:
         return numpy.ascontiguousarray(transition)[..., None], state
 
 
+def _token_by_token(
+    call: Call, d_output: Array | None, d_final_state: Array | None, wanted: tuple[bool, ...]
+) -> Grads:
+    """Gradients by the recurrence: products of several decays may overflow, and meet what is not finite, elsewhere."""
+    recurrence = cast(Any, operation_of(call).generic["recurrent"])
+    grads: Grads = recurrence.backward(call, recurrence.save(call)[2], d_output, d_final_state, wanted)
+    return grads
+
+
 def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], list[int]]:
     """Arrays as the kernels read them, and their steps along batch, time and heads."""
-    read, steps = [], []
+    read: list[Array] = []
+    steps: list[int] = []
     for array in arrays:
         ready, own = rows(array, dtype, repeated=False)
         read.append(ready)
@@ -135,9 +151,10 @@ def _inputs(arrays: Sequence[Array | None], dtype: str) -> tuple[list[Array], li
     return read, steps
 
 
-def _scale(call: Call) -> Array:
+@lru_cache(64)
+def _scale(scale: float, dtype: str) -> Array:
     """The factor of the output, and 1."""
-    return numpy.array([call.options[0], 1], call.compute)
+    return numpy.array([scale, 1], dtype)
 
 
 def _chunk(call: Call) -> int:
@@ -180,7 +197,16 @@ def _forward(
         4.0 * batch * time * vheads * K * V,
         gated_delta_forward.memory_of(K, task, lanes),
         (*integers, *steps),
-        (plan.table, _scale(call), *read, flat(state, dtype), output, last, starts, updates),
+        (
+            plan.table,
+            _scale(call.options[0], dtype),
+            *read,
+            flat(state, dtype),
+            output,
+            last,
+            starts,
+            updates,
+        ),
     )
     return output, last, starts, updates
 

@@ -10,8 +10,8 @@ and all other gradients follow, without a division and without a difference of l
 S dup_j and dS up_j, from the sums over columns of S * dS, and from the products of the updates with the do and dup.
 
 The lanes of a vector are key rows, so that only the first product of dup crosses lanes. A task is a sequence and a query
-head. The states at the quads' starts are computed once more from the one saved at the chunk's start, for some columns (a
-*panel*) at a time.
+head; one whose gradients are not all finite says so. The states at the quads' starts are computed once more from the one
+saved at the chunk's start, for some columns (a *panel*) at a time.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ from scanfield_numpy.vector import (
     store,
     total,
     totals,
+    zero,
     zeros,
 )
 
 HAS_D_OUTPUT, HAS_D_LAST, WANT_Q, WANT_K, WANT_V, WANT_G, WANT_B, WANT_W, WANT_STATE, PANEL = range(
     FLAGS, FLAGS + 10
 )
-STARTS, UPDATES, D_OUTPUT, D_LAST, D_QUERY, D_KEY, D_VALUE, D_DECAY, D_ERASE, D_WRITE, D_STATE = range(
-    ADDRESSES, ADDRESSES + 11
+STARTS, UPDATES, D_OUTPUT, D_LAST, D_QUERY, D_KEY, D_VALUE, D_DECAY, D_ERASE, D_WRITE, D_STATE, ODD = range(
+    ADDRESSES, ADDRESSES + 12
 )
 
 # Of a column: do, dup and up of each token of a quad. Of a row: the sums S do, S dup, dS up of each token, and of S * dS;
@@ -175,7 +176,7 @@ def _updates_back(tiles, width, whole, combined, pairs, columns, dS, partial, do
 
 
 @part
-def _state_back(tiles, width, whole, combined, columns, S, dS, sums, wants_rows):
+def _state_back(tiles, width, whole, combined, columns, S, dS, sums, wants_rows, erases):
     """The sums over columns, and dS at the quad's start."""
     step = lanes(dS, ONE)
     for i in range(tiles):
@@ -197,8 +198,9 @@ def _state_back(tiles, width, whole, combined, columns, S, dS, sums, wants_rows)
                     both = both + s * load(y, (o + lane) * step, ONE)
                     o1, o2 = o1 + s * at(c, 0), o2 + s * at(c, step)
                     o3, o4 = o3 + s * at(c, 2 * step), o4 + s * at(c, 3 * step)
-                    u1, u2 = u1 + s * at(c, 4 * step), u2 + s * at(c, 5 * step)
-                    u3, u4 = u3 + s * at(c, 6 * step), u4 + s * at(c, 7 * step)
+                    if erases:
+                        u1, u2 = u1 + s * at(c, 4 * step), u2 + s * at(c, 5 * step)
+                        u3, u4 = u3 + s * at(c, 6 * step), u4 + s * at(c, 7 * step)
             store(r, 0, o1)
             store(r, step, o2)
             store(r, 2 * step, o3)
@@ -232,10 +234,11 @@ def _state_back(tiles, width, whole, combined, columns, S, dS, sums, wants_rows)
                 g = g + q2 * at(c, step)
                 g = g + q3 * at(c, 2 * step)
                 g = g + q4 * at(c, 3 * step)
-                g = g - e1 * at(c, 4 * step)
-                g = g - e2 * at(c, 5 * step)
-                g = g - e3 * at(c, 6 * step)
-                g = g - e4 * at(c, 7 * step)
+                if erases:
+                    g = g - e1 * at(c, 4 * step)
+                    g = g - e2 * at(c, 5 * step)
+                    g = g - e3 * at(c, 6 * step)
+                    g = g - e4 * at(c, 7 * step)
                 store(y, (o + lane) * step, g)
         store(r, 8 * step, w1)
         store(r, 9 * step, w2)
@@ -306,7 +309,7 @@ def _give(place, offset, count, x, adds):
 
 
 @part
-def _token_rows(n, kind, given, sums, token, row, t, j, adds):
+def _token_rows(n, kind, given, sums, token, row, t, j, adds, odd):
     """A token's gradients of query, key, log decay and erase; its places in the tiles are given by ``token``."""
     heads, group, K = at(n, HEADS), at(n, GROUP), at(n, K_SIZE)
     g_width, b_width = at(n, G_WIDTH), at(n, B_WIDTH)
@@ -317,6 +320,7 @@ def _token_rows(n, kind, given, sums, token, row, t, j, adds):
     step, place = lanes(sums, ONE), row * at(n, TIME) + t
     qk_row, v_row = (place * heads + j // group) * K, place * heads * group + j
     all_g, all_b, b = zeros(sums, ONE), zeros(sums, ONE), zeros(sums, ONE)
+    wrong = load(odd, 0, ONE)
     if b_width == 1:
         b = splat(sums, at(erase, 0), ONE)
     for i in range(0, K, step):
@@ -324,6 +328,7 @@ def _token_rows(n, kind, given, sums, token, row, t, j, adds):
         if at(n, WANT_Q):
             _give(d_query, qk_row + i, K - i, load(r, 0, ONE) * scale, adds)
         dk, de = load(r, 2 * QUAD * step, ONE), load(r, QUAD * step, ONE)
+        wrong = wrong + (load(r, 0, ONE) + dk + de + load(r, 3 * QUAD * step, ONE)) * zero(sums)
         if b_width and not at(n, ERASE_VECTOR):
             if b_width > 1:
                 b = first_lanes(erase, i, K - i, ONE)
@@ -342,6 +347,7 @@ def _token_rows(n, kind, given, sums, token, row, t, j, adds):
                 all_g = all_g + dg
             else:
                 put_lanes(d_decay, v_row * K + i, K - i, dg, ONE)
+    store(odd, 0, wrong)
     if at(n, WANT_G) and g_width == 1:
         put(d_decay, v_row, total(all_g))
     if at(n, WANT_B) and b_width == 1:
@@ -374,7 +380,7 @@ def _columns_in(n, kind, columns, token, row, t, j, c0, count, there):
 
 
 @part
-def _columns_out(n, kind, columns, token, row, t, j, c0, count):
+def _columns_out(n, kind, columns, token, row, t, j, c0, count, odd):
     """A token's gradients of value and write, from its dup."""
     w_width, v_row = at(n, W_WIDTH), (row * at(n, TIME) + t) * at(n, HEADS) * at(n, GROUP) + j
     value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j) + c0)
@@ -384,6 +390,7 @@ def _columns_out(n, kind, columns, token, row, t, j, c0, count):
     all_w = zeros(columns, ONE)
     for o in range(0, count, step):
         d_up = load(columns, o * COLUMN + (QUAD + token) * step, ONE)
+        store(odd, 0, load(odd, 0, ONE) + d_up * zero(columns))
         if at(n, WANT_W):
             d_w = d_up * first_lanes(value, o, count - o, ONE)
             if w_width == 1:
@@ -446,9 +453,11 @@ def backward(first_task, last_task, block, memory, kind):
     partial = shifted(dots, most * PAIRS * step)
     square = shifted(partial, (PAIRS + QUAD * step) * step)
     weights = shifted(square, step * step)
+    odd = shifted(weights, WEIGHTS * step)
     for task in range(first_task * group, last_task * group):
         i_seq, j = task // vheads, task % vheads
         adds = j % group
+        store(odd, 0, zeros(dS, ONE))
         table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
         row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
         own = (i_seq * vheads + j) * K * V
@@ -510,10 +519,10 @@ def backward(first_task, last_task, block, memory, kind):
                         shifted(dots, i * PAIRS * step),
                     )  # fmt: skip
                     for m in range(least(QUAD, tokens - i * QUAD)):
-                        _columns_out(n, kind, x, m, row, t0 + i * QUAD + m, j, c0, count)
+                        _columns_out(n, kind, x, m, row, t0 + i * QUAD + m, j, c0, count, odd)
                     _state_back(
                         tiles, width, whole, c, x, shifted(states, i * state_size), carry,
-                        shifted(sums, i * sums_size), wants_rows,
+                        shifted(sums, i * sums_size), wants_rows, at(n, B_WIDTH),
                     )  # fmt: skip
             if wants_rows:
                 for i in range(quads):
@@ -522,6 +531,10 @@ def backward(first_task, last_task, block, memory, kind):
                         store(pairs, m, totals(dots, (i * PAIRS + m) * step))
                     _quad_rows(tiles, x, r, pairs, weights)
                     for m in range(least(QUAD, tokens - i * QUAD)):
-                        _token_rows(n, kind, x, r, m, row, t0 + i * QUAD + m, j, adds)
+                        _token_rows(n, kind, x, r, m, row, t0 + i * QUAD + m, j, adds, odd)
+        wrong = load(odd, 0, ONE)
+        for i in range(0, tiles * whole * step, step):
+            wrong = wrong + load(dS, i, ONE) * zero(dS)
+        put(numbers(at(n, ODD), kind), task, total(wrong))
         if at(n, WANT_STATE):
             _turn_out(dS, K, V, V, shifted(d_state, own), whole, square)

@@ -375,9 +375,9 @@ def _blocks(size: _Size) -> Iterator[_Block]:
     for t0 in range(0, max(time, 1), tokens):
         t1 = min(t0 + tokens, time)
         if bounds is not None:
-            first, last = (
-                (bisect_right(bounds, t0) - 1, bisect_left(bounds, t1)) if time else (0, len(bounds) - 1)
-            )
+            # Empty sequences at either end belong to the first and the last block.
+            first = bisect_right(bounds, t0) - 1 if t0 else 0
+            last = bisect_left(bounds, t1) if t1 < time else len(bounds) - 1
             inside = tuple(min(max(bound, t0), t1) - t0 for bound in bounds[first : last + 1])
             yield _Block(slice(None), slice(t0, t1), slice(first, last), inside)
             continue

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from scanfield.dispatch import Call, Grads, Verb
+from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
 from scanfield_numpy.layout import OWN, Residuals
@@ -36,6 +36,10 @@ class Compiled:
         self._half = Half(self)
 
     def _chosen(self, call: Call) -> Verbs:
+        if call.operation == "selective_scan" and call.arrays[2].shape[1] == 0:
+            return cast(
+                Verbs, operation_of(call).generic["recurrent"]
+            )  # no state, and so nothing for a kernel to do but the skip connection and the gate
         own = OWN.get(call.compute)
         others = [x for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own]
         if any(is_half(array) for array in others):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class Sequences(NamedTuple):
     empty: tuple[int, ...]
 
 
+@lru_cache(16)  # a decoding step asks for the same one over and over, and is little more work than making it
 def sequences(batch: int, time: int, bounds: tuple[int, ...] | None, chunk: int) -> Sequences:
     """The table of a call whose state is saved every ``chunk`` tokens."""
     if bounds is None:
@@ -78,7 +80,13 @@ def rows(array: Array | None, dtype: str, *, repeated: bool = True) -> tuple[Arr
     """
     if array is None:
         return _ABSENT[dtype], (0, 0, 0)
-    size = numpy.dtype(dtype).itemsize
+    size, flags = OWN[dtype].itemsize, array.flags
+    if array.dtype is OWN[dtype] and flags.c_contiguous and flags.aligned:
+        steps, step = [], 1
+        for count in reversed(array.shape):
+            steps.append(0 if count == 1 else step)
+            step *= count
+        return array, tuple(reversed(steps))
     if (
         array.dtype != dtype
         or not array.flags.aligned
@@ -86,8 +94,8 @@ def rows(array: Array | None, dtype: str, *, repeated: bool = True) -> tuple[Arr
         or (array.strides[-1] not in ((0, size) if repeated else (size,)) and array.shape[-1] > 1)
     ):
         array = numpy.require(array, dtype, ("C", "A", "E"))
-    steps = zip(array.shape, array.strides, strict=True)
-    return array, tuple(0 if count == 1 else step // size for count, step in steps)
+    strides = zip(array.shape, array.strides, strict=True)
+    return array, tuple(0 if count == 1 else step // size for count, step in strides)
 
 
 def flat_complex(array: Array | None, dtype: str) -> Array:
@@ -135,7 +143,7 @@ def reason_against(call: Call, index: int) -> str | None:
         if name in HALF:
             continue  # widened a block at a time
         if REAL_OF.get(name) not in _ABSENT:
-            return f"dtype {name}: kernels are compiled for float32 and float64"
+            return f"dtype {name}: kernels are compiled for float32 and float64, real and complex, and take half precision"
         if REAL_OF[name] != call.compute or not array.dtype.isnative:
             return f"dtype {array.dtype.str}: kernels take all arrays in the machine's own {call.compute}"
     return None

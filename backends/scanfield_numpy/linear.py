@@ -69,14 +69,22 @@ class Linear:
         a, b, state, bounds = call.arrays
         batch, time, width = shape = _shape(a, b)
         dtype = call.compute
+        if 0 in (batch, width):
+            d_a, d_b, d_state = (
+                numpy.zeros(x.shape, dtype) if want and x is not None else None
+                for x, want in zip((a, b, state), wanted, strict=False)
+            )
+            return d_a, d_b, d_state, None
         few = _few(width, time, dtype)
         chunk = _chunk(call)
         plan = sequences(batch, time, bounds, chunk)
-        lanes = width if few else _lanes(width, 1, _WIDEST_BACK, dtype)
-        blocks = -(-width // lanes) if width else 0
-        shared = any(
-            want and _shared(array, shape, plan.number) for array, want in zip((a, b), wanted, strict=False)
-        )
+        asked = [array for array, want in zip((a, b), wanted, strict=False) if want]
+        shared = any(_shared(array, shape, plan.number) for array in asked)
+        # Sums are made of the same parts for every number of threads; what is no sum may be cut anywhere.
+        fixed = shared or any(array.shape[2] < width for array in asked)
+        tasks = -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number)
+        lanes = width if few else _lanes(width, tasks, _WIDEST_BACK, dtype)
+        blocks = -(-width // lanes)
         groups = plan.number
         if shared:
             groups = max(1, min(-(-plan.number // 2), _GROUPS // max(blocks, 1)))
@@ -85,24 +93,23 @@ class Linear:
             for array, want in zip((a, b), wanted, strict=False)
         ]
         d_state = fresh(state.shape, dtype) if wanted[2] and state is not None else None
-        if 0 not in (batch, width):
-            cotangent, steps = rows(d_output, dtype, repeated=False)
-            given, common = _common(a, b, (lanes, chunk), shape, dtype)
-            integers = (
-                *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
-                d_state is not None, *sums[0].layout, *sums[1].layout,
-            )  # fmt: skip
-            arrays = (d_final_state, *(each.partial for each in sums), d_state)
-            run(
-                series_kernels.backward if few else kernels.backward,
-                dtype,
-                groups * blocks,
-                4.0 * batch * time * width,
-                series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
-                integers,
-                (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
-                size=width if few else 0,
-            )
+        cotangent, steps = rows(d_output, dtype, repeated=False)
+        given, common = _common(a, b, (lanes, chunk), shape, dtype)
+        integers = (
+            *common, groups, plan.number, d_output is not None, steps[0], steps[1], d_final_state is not None,
+            d_state is not None, *sums[0].layout, *sums[1].layout,
+        )  # fmt: skip
+        arrays = (d_final_state, *(each.partial for each in sums), d_state)
+        run(
+            series_kernels.backward if few else kernels.backward,
+            dtype,
+            groups * blocks,
+            4.0 * batch * time * width,
+            series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
+            integers,
+            (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
+            size=width if few else 0,
+        )
         with numpy.errstate(all="ignore"):
             d_a, d_b = (_summed(each, array) for each, array in zip(sums, (a, b), strict=True))
         return d_a, d_b, d_state, None
@@ -127,7 +134,7 @@ def _chunk(call: Call) -> int:
     """Tokens between two saved states."""
     _, time, width = _shape(*call.arrays[:2])
     asked = call.options[0]
-    if _few(width, time, call.compute):
+    if width and _few(width, time, call.compute):
         per = lanes_of(call.compute) // width
         most = per * series_kernels.REGISTERS
         return max(per, min(int(asked) // per * per, most)) if asked else most
@@ -139,6 +146,12 @@ def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
     step = lanes_of(dtype)
     registers = -(-width // (step * tasks))
     return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
+
+
+def _tasks(number: int) -> int:
+    """In how many tasks each of so many sequences is cut: one thread takes long rows, several want some tasks each."""
+    threads = get_num_threads()
+    return 1 if threads == 1 else -(-2 * threads // max(1, number))
 
 
 def _few(width: int, time: int, dtype: str) -> bool:
@@ -212,9 +225,7 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
             size=width,
         )
         return output, last, starts
-    threads = get_num_threads()
-    # One thread takes rows as long as may be; several want some tasks each.
-    lanes = _lanes(width, 1 if threads == 1 else -(-2 * threads // plan.number), _WIDEST, dtype)
+    lanes = _lanes(width, _tasks(plan.number), _WIDEST, dtype)
     given, common = _common(a, b, (lanes, chunk), shape, dtype)
     run(
         kernels.forward,

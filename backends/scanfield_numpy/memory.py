@@ -34,7 +34,7 @@ def _limit() -> int:
     asked = os.environ.get("SCANFIELD_POOL_BYTES", "")
     if not asked:
         return 256 << 20
-    if not asked.isdecimal():
+    if not (asked.isascii() and asked.isdecimal()):
         raise ValueError(f"SCANFIELD_POOL_BYTES: {asked!r}; allowed is a number of bytes, 0 for none")
     return int(asked)
 

@@ -241,14 +241,15 @@ def _token_back(
             b, c = splat(g, at(b_row, m), ONE), splat(g, at(c_row, m), ONE)
         decay, before = load(decays, i, ONE), load(states, i, ONE)
         G = load(g, i, ONE) + dq * c
+        decayed = decay * before
         if want_C:
-            store(d_C, i, load(d_C, i, ONE) + dq * (decay * before + x * b))
+            store(d_C, i, load(d_C, i, ONE) + dq * (decayed + x * b))
         if want_B:
             store(d_B, i, load(d_B, i, ONE) + G * x)
         dx = dx + G * b
-        carry = G * decay
-        store(g, i, carry)
-        w = carry * before
+        store(g, i, G * decay)
+        # In this order: under growth the gradient may overflow where the state is zero.
+        w = G * decayed
         ds = ds + w * load(a, i, ONE)
         if want_A:
             store(d_A, i, load(d_A, i, ONE) + w * s)

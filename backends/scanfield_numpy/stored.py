@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -55,17 +56,32 @@ class _Kernels(CompileResultCacheImpl):  # type: ignore[misc]  # numba ships no 
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]  # numba ships no types
-    """The kernels of one function. A folder that cannot be written to is read; what it lacks is compiled each time."""
+    """The kernels of one function. A folder that cannot be written to is read; what it lacks is compiled each time.
+
+    What lies there damaged is a warning and is written anew.
+    """
 
     _impl_class = _Kernels
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """One that was kept, or None."""
+        try:
+            return super().load_overload(signature, target)
+        except Exception as error:  # whatever a damaged pickle may do
+            _warn(f"holds a damaged kernel ({type(error).__name__}: {error}), which is compiled anew")
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep one, or say why not."""
         try:
             super().save_overload(signature, compiled)
-        except OSError as error:
-            warnings.warn(
-                f"SCANFIELD_CACHE_DIR: {FOLDER!r} takes no compiled kernel ({error}); the next process compiles anew",
-                RuntimeWarning,
-                stacklevel=2,
+        except Exception as error:
+            _warn(
+                f"takes no compiled kernel ({type(error).__name__}: {error}); the next process compiles anew"
             )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"SCANFIELD_CACHE_DIR: {FOLDER!r} {what}", RuntimeWarning, stacklevel=3)

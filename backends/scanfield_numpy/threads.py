@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy
@@ -49,29 +49,56 @@ def run(
     compiled = kernel(dtype, size)
     tag = ((0,) * size,) if size else ()
     kind = numpy.dtype(dtype).type(0)
-    # (``ctypes.data`` takes twice as long as this.)
-    block = numpy.array([*integers, *(array.__array_interface__["data"][0] for array in arrays)], numpy.int64)
-    place = block.__array_interface__["data"][0]
+    block = numpy.array([*integers, *map(_address, arrays)], numpy.int64)
+    place = _address(block)
     count = max(1, min(tasks, int(work // WORTH_A_THREAD)))
     if count > 1:
         count = min(count, get_num_threads())
 
-    def ranged(first: int, last: int) -> None:
+    def ranged(first: int, last: int, held: Any) -> None:
         own = fresh(memory * kind.itemsize + 64, numpy.uint8)
-        address = own.__array_interface__["data"][0]
+        address = _address(own)
         compiled(first, last, place, address + -address % 64, kind, *tag)
 
+    # A kernel reads and writes by address: whoever runs it holds the arrays.
+    held = block, arrays
     if count == 1:
-        ranged(0, tasks)
+        ranged(0, tasks, held)
         return
     bounds = [tasks * i // count for i in range(count + 1)]
-    pool = _workers(count - 1)
-    waiting = [pool.submit(ranged, bounds[i], bounds[i + 1]) for i in range(1, count)]
+    waiting: list[Future[None]] = []
     try:
-        ranged(0, bounds[1])
-    finally:
+        try:
+            workers = _workers(count - 1)
+            for i in range(1, count):  # one by one, so that those of an interrupted call are known
+                waiting.append(workers.submit(ranged, bounds[i], bounds[i + 1], held))  # noqa: PERF401
+        except RuntimeError:
+            # The interpreter is on its way out and starts no more threads.
+            ranged(bounds[len(waiting) + 1], tasks, held)
+        ranged(0, bounds[1], held)
         for future in waiting:
             future.result()
+    except BaseException:
+        _abandon(waiting)
+        raise
+
+
+def _abandon(waiting: Sequence[Future[None]]) -> None:
+    """Nothing of an interrupted call runs on, however often it is interrupted."""
+    while True:
+        try:
+            for future in waiting:
+                future.cancel()
+            wait(waiting)
+        except KeyboardInterrupt:
+            continue
+        return
+
+
+def _address(array: Array) -> int:
+    """Of an array's first number; any for one that has none."""
+    # (``ctypes.data`` takes twice as long as this, which takes as long as a few tasks of a small step.)
+    return array.__array_interface__["data"][0] if array.size else 0
 
 
 def _workers(count: int) -> ThreadPoolExecutor:

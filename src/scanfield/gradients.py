@@ -49,7 +49,8 @@ def vjp(
     Notes
     -----
     Complex arrays follow torch's rule: the gradient is dL/dRe + i dL/dIm, and dL = Re sum(conj(gradient) dx). States at
-    the start of every chunk are kept, the others recomputed: memory grows as time / chunk_size.
+    the start of every chunk are kept, the others recomputed: memory grows as time / chunk_size. The pullback reads the
+    arrays of the call as they are then: change none of them in between.
 
     Examples
     --------

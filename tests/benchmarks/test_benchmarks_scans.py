@@ -75,16 +75,20 @@ def test_the_page_tells_what_is_met_and_what_bounds_the_rest(tmp_path):
             figure("Against C of the same loops", "a scan", 62.5, **in_c),
             figure("Memory", "a scan", 1.71, **{"at most": 1.5, "met": False}),
             figure("Memory", "a step", None, note="not measured: no gcc here"),
+            figure(
+                "Peers", "a copy", 3.0, **{"at least": 8.0, "met": False, "bound": "Memory allows 5 times."}
+            ),
         ],
     )
     assert "| processor | an abacus |" in text and "| gcc | not installed |" in text
-    assert "Of 4 rows with a floor or a limit, 1 meet it." in text
+    assert "Of 5 rows with a floor or a limit, 1 meet it." in text
     assert "| a scan | a peer | 2 | 50 | 25 times | at least 30 | **no** |" in text
     assert "| a step | a peer |  |  | 6 times | at least 5 | yes |" in text
     assert "| a scan | a peer | 1.71 times | at most 1.5 | **no** |" in text
     assert "not measured: no gcc here" in text
     missed = text.split("## Not met")[1].split("## Peers")[0]
-    assert missed.count("\n- ") == 3
+    assert missed.count("\n- ") == 4
+    assert "3 times, at least 8. Memory allows 5 times." in missed
     assert (
         "25 times, at least 30. Compiled C of the same loop (a peer) reaches 40 times in this run." in missed
     )

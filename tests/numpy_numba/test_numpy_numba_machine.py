@@ -66,6 +66,23 @@ def test_the_same_bits_for_every_number_of_threads(op: str):
         scanfield.set_num_threads(None)
 
 
+@pytest.mark.parametrize("shape", [(1, 256, 2100), (1, 256, 1), (1, 1, 2100), (1, 1, 1)])
+def test_one_sequence_cut_into_blocks_of_lanes(shape: tuple[int, ...]):
+    """Of the coefficient's shape depends whether its gradient is a sum, whose parts must not follow the threads."""
+    rng = np.random.default_rng(0)
+    a, b = rng.random(shape, dtype=np.float32), rng.random((1, 256, 2100), dtype=np.float32)
+    found = []
+    try:
+        for count in (1, 2, 7):
+            scanfield.set_num_threads(count)
+            result, pull = scanfield.vjp(scanfield.linear_scan, a, b, method=METHOD)
+            found.append([*result, *pull(b[:, ::-1]).values()])
+    finally:
+        scanfield.set_num_threads(None)
+    for other in found[1:]:
+        assert [x.tobytes() for x in other] == [x.tobytes() for x in found[0]]
+
+
 def test_callers_in_several_threads():
     want = everything("gdn2")
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,7 @@
-"""The compiled scans, forced so that they cannot fall back: golden cases, truths, generic code; packs and options."""
+"""The compiled scans against generic code, in sizes and options that reach every branch of the kernels.
+
+Golden cases, examples and properties run on them in tests/scans and tests/field.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import Library, deviation
-from checks import TOLERANCE, vjp
-from examples import EXAMPLES, Example, call_options
-from golden_adapter import GoldenCall, scan_cases
+from arrays import deviation
+from checks import TOLERANCE
 
 import scanfield
 
@@ -18,41 +19,6 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.backend("numpy")
 
 METHOD = "numpy.numba"
-
-
-def is_complex(inputs: dict[str, np.ndarray]) -> bool:
-    return any(np.asarray(x).dtype.kind == "c" for x in inputs.values())
-
-
-CALLS = [call for call in scan_cases() if not is_complex(call.inputs)]
-REAL = [example for example in EXAMPLES if not is_complex(dict(example.inputs))]
-
-
-def test_every_real_case_is_here():
-    assert len(CALLS) == 36
-    assert {example.op for example in REAL} == {example.op for example in EXAMPLES}
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.case.name)
-def test_golden(library: Library, dtype: str, call: GoldenCall):
-    case = call.case
-    cotangents = case.cotangents["output"], case.cotangents["final_state"]
-    got = vjp(library, case.op, call.inputs, cotangents, dtype, **call.options, method=METHOD)
-    found: dict[str, Any] = {"expected/output": got.output, "expected/final_state": got.final_state}
-    found |= {f"gradient/{name}": gradient for name, gradient in got.gradients.items()}
-    errors = {key: case.error(key, library.raw(x), dtype) for key, x in found.items()}
-    assert all(error <= 1 for error in errors.values()), {k: e for k, e in errors.items() if not e <= 1}
-
-
-@pytest.mark.parametrize("example", REAL, ids=repr)
-def test_examples(library: Library, dtype: str, example: Example):
-    options = call_options(example.options, METHOD, None)
-    got = vjp(library, example.op, example.inputs, example.cotangents(dtype), dtype, **options)
-    truth, gradients = example.truth(dtype), example.gradients(dtype)
-    assert deviation(library.numpy(got.output), truth.output) <= TOLERANCE[dtype]
-    assert deviation(library.numpy(got.final_state), truth.final_state) <= TOLERANCE[dtype]
-    for name, gradient in got.gradients.items():
-        assert deviation(library.numpy(gradient), gradients[name], floor=1e-6) <= TOLERANCE[dtype], name
 
 
 # -- sizes and options that reach every branch of the kernels -----------------------------------------------
