@@ -74,6 +74,19 @@ def test_opcheck(one, dtype):
             )
 
 
+@pytest.mark.parametrize("bounds", [None, (0, 0, 700, 2999, 3000)], ids=["dense", "packed"])
+@pytest.mark.parametrize("width", [3, 700])
+def test_opcheck_of_long_half_precision(width, bounds):
+    """Cut in blocks, and of few lanes carried in float64: what is saved has the shape that is told beforehand."""
+    batch = 2 if bounds is None else 1
+    a, b = (torch.rand(batch, 3000, width).bfloat16() for _ in range(2))
+    given = (a, b, None, bounds, None, "float32")
+    residuals = operator("linear_scan_save")(*given)[2]
+    assert residuals[0].dtype is (torch.float64 if width == 3 else torch.float32)
+    assert residuals[0].shape[0] > batch or width == 3  # few lanes are one block
+    torch.library.opcheck(operator("linear_scan_save"), given, test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize("op", BASE)
 def test_opcheck_under_the_compiler(op):
     given = [
