@@ -4,12 +4,17 @@ float32, median CPU time of one thread; the peers take turns with scanfield. Wha
 scanfield does first. A row says what was measured, the floor or limit that was set before, and whether it is met.
 
     python benchmarks/scans_torch.py
+    python benchmarks/scans_torch.py --only gdn2 overhead
     python benchmarks/scans_torch.py --json
     python benchmarks/scans_torch.py --quick      # small sizes: does it run?
 """
 
 from __future__ import annotations
 
+import _timing  # before NumPy: it sets the number of BLAS threads
+
+# isort: split
+import argparse
 import subprocess
 import sys
 import time
@@ -17,7 +22,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import _peers
-import _timing  # first: it sets the number of BLAS threads
 import numpy as np
 import torch
 from scans_numpy import Row, alike, gdn2_inputs, row, selective_inputs
@@ -245,12 +249,21 @@ def memory(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
 
 
+ROWS = {make.__name__: make for make in (selective, gdn2, compiled, overhead, memory)}
+
+
 def main() -> None:
-    """All rows."""
-    asked = _timing.arguments(__doc__)
+    """All rows, or some."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
+    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROWS", help=f"some of {', '.join(ROWS)}")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     scanfield.set_num_threads(1)
-    rows = [found for make in (selective, gdn2, compiled, overhead, memory) for found in make(asked.quick)]
+    rows = [found for name in asked.only or ROWS for found in ROWS[name](asked.quick)]
     _timing.show([{"ms": "", "peer ms": "", **found} for found in rows], as_json=asked.json)
 
 
