@@ -47,11 +47,11 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 TESTED = "constraints/tested.txt"
 
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
-# alone, so that an import of another one cannot go unnoticed.
+# alone, so that an import of another one cannot go unnoticed; numba with those whose tensors its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "numpy": (["numba"], ["peers"]),
     "strict": ([], ["strict"]),
-    "torch": (["torch"], ["peers-torch"]),
+    "torch": (["torch", "numba"], ["peers-torch"]),
     "jax": (["jax"], []),
     "dask": (["dask", "numba"], ["distributed", "strict"]),
     "cupy": (["cupy-cuda12"], []),
@@ -121,7 +121,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Static types: mypy, strict, over src and backends."""
-    install(session, ["numba", "jax", "cli", "plot"], ["typing"])
+    install(session, ["numba", "torch", "jax", "cli", "plot"], ["typing"])
     session.run("mypy", *session.posargs)
 
 

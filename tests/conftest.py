@@ -9,7 +9,7 @@ Markers    backend("torch", ...)   runs only in a run of one of these; all other
 
 leave_out  a function of a test module, leave_out(backend, test, parameters) -> bool: which of its tests a run
            does without, because the library makes them dear and the others stand for them
-A test whose parameter `method` is that of the compiled scans runs on NumPy arrays, where numba is.
+A test whose parameter `method` is one of the compiled scans' runs on the arrays that this one is for, where numba is.
 
 A test that asks for `library` or `xp` runs with every backend. A test that asks for neither does not depend
 on an array library and runs in the numpy run only.
@@ -116,9 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rule = getattr(item.module, "leave_out", None)
         given = getattr(item, "callspec", _NONE).params
         dear = rule is not None and rule(name, item.originalname, given)
-        compiled = given.get("method") == examples.COMPILED
-        if compiled and name != "numpy":
-            wanted = ("numpy",)
+        compiled = examples.COMPILED_FOR.get(given.get("method"))
+        if compiled and name != compiled:
+            wanted = (compiled,)
         (kept if name in wanted and not dear else left_out).append(item)
         if compiled and importlib.util.find_spec("numba") is None:
             item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))

@@ -35,22 +35,26 @@ OPERATIONS = ("linear_scan", "selective_scan", *DELTA_FAMILY)
 # What runs each operation: its generic forms, and the compiled scans, which a run on another library leaves out.
 # Shared by all tests that run "every candidate"; a test compares it with the library's own registry.
 COMPILED = "numpy.numba"
+COMPILED_FOR = {COMPILED: "numpy", "torch.numba": "torch"}  # the same kernels, on the arrays of each
 GENERIC = {
     "linear_scan": ("generic.recurrent", "generic.blocked"),
     "selective_scan": ("generic.recurrent",),
     **dict.fromkeys(DELTA_FAMILY, ("generic.recurrent", "generic.chunk")),
 }
-METHODS = {op: (*forms, COMPILED) for op, forms in GENERIC.items()}
-GRAPHS = (
-    "dask.sequential",
-    "dask.parallel",
-)  # what runs Dask arrays block by block, beside their generic forms
+METHODS = {op: (*forms, *COMPILED_FOR) for op, forms in GENERIC.items()}
+# What runs Dask arrays block by block, beside their generic forms.
+GRAPHS = ("dask.sequential", "dask.parallel")
 
 
 def methods(library: Any, op: str) -> list[str]:
     """Of `METHODS` (and `GRAPHS`), those that can be forced on this library's arrays."""
-    compiles = library.name in ("numpy", "readonly") and importlib.util.find_spec("numba") is not None
-    found = [method for method in METHODS[op] if method != COMPILED or compiles]
+    compiles = importlib.util.find_spec("numba") is not None
+    name = "numpy" if library.name == "readonly" else library.name
+    found = [
+        method
+        for method in METHODS[op]
+        if method not in COMPILED_FOR or (compiles and COMPILED_FOR[method] == name)
+    ]
     return [*found, *GRAPHS] if library.name == "dask" else found
 
 

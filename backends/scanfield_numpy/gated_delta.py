@@ -11,7 +11,17 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield.threads import get_num_threads
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences, width
+from scanfield_numpy.layout import (
+    Array,
+    Residuals,
+    flat,
+    lanes_of,
+    reason_against,
+    rows,
+    saved_states,
+    sequences,
+    width,
+)
 from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import run
 from scanfield_numpy.vector import REGISTER_BYTES
@@ -41,6 +51,14 @@ class GatedDelta:
         """Output, final state; the states at the chunks' starts and, where the rule erases, the updates."""
         output, last, starts, updates = _forward(call, _chunk(call))
         return output, last, (starts, updates)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        query, _, value, _, erase, _, _, bounds = call.arrays
+        batch, time, vheads, V = value.shape
+        states = saved_states(batch, time, bounds, _chunk(call))
+        updates = (0,) if erase is None else (batch, time, vheads, V)
+        return ((states, vheads, query.shape[3], V), call.compute), (updates, call.compute)
 
     def backward(
         self,

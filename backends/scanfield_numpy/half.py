@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+from scanfield_numpy.layout import Residuals
 from scanfield_numpy.widening import is_half, put, widened
 
 Array = Any
@@ -30,6 +32,9 @@ class Verbs(Implementation, Protocol):
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and residuals."""
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
 
     def backward(
         self,
@@ -103,18 +108,34 @@ class Half:
         """Output, final state and the states at the blocks' starts."""
         return self._run(call, keep=True)
 
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        call = call._replace(compute="float64") if _loses_digits(call) else call
+        size = _measure(call)
+        if size.bounds is None:
+            states = size.batch * -(-max(size.time, 1) // size.tokens)
+        else:
+            states = sum(block.states.stop - block.states.start for block in _blocks(size))
+        dtype = COMPLEX_OF[call.compute] if size.complex_state else call.compute
+        return (((states, *size.state_shape), dtype),)
+
     def _run(self, call: Call, *, keep: bool) -> tuple[Array, Array, tuple[Array, ...]]:
         carry = call.compute
         call = _accurate(call)
         plan = _plan(call)
         output: Array = None
+        starts: Array = None
+        kept = 0
         given = last = call.arrays[plan.state]
-        starts = []
         for block in plan.blocks:
             before = None if last is None else last[block.states]
             y, after = self._wide.forward(_part(call, plan, block, before))
             if keep:
-                starts.append(numpy.zeros_like(after) if before is None else before.copy())
+                if starts is None:
+                    states = sum(each.states.stop - each.states.start for each in plan.blocks)
+                    starts = numpy.empty((states, *after.shape[1:]), after.dtype)
+                starts[kept : kept + len(after)] = 0 if before is None else before
+                kept += len(after)
             if output is None:
                 main = call.arrays[plan.main]
                 kind = main.dtype if is_half(main) else y.dtype
@@ -128,7 +149,7 @@ class Half:
             if last is not after:
                 last[block.states] = after
             put(output[block.rows, block.tokens], y)
-        return output, _narrowed(last, call.compute, carry), tuple(starts)
+        return output, _narrowed(last, call.compute, carry), (starts,) if keep else ()
 
     def backward(
         self,
@@ -146,13 +167,16 @@ class Half:
             numpy.zeros(array.shape, _gradient_dtype(call, plan, i)) if want and array is not None else None
             for i, (array, want) in enumerate(zip(_without_index(call, plan), wanted, strict=True))
         ]
-        first = residuals[0]
-        d_state = numpy.zeros((plan.sequences, *first.shape[1:]), first.dtype)
+        (starts,) = residuals
+        d_state = numpy.zeros((plan.sequences, *starts.shape[1:]), starts.dtype)
         if d_final_state is not None:
             d_state[...] = d_final_state
         wants = tuple(want or i == plan.state for i, want in enumerate(wanted))
-        for block, start in zip(reversed(plan.blocks), reversed(residuals), strict=True):
-            part = _part(call, plan, block, start)
+        last = len(starts)
+        for block in reversed(plan.blocks):
+            first = last - (block.states.stop - block.states.start)
+            part = _part(call, plan, block, starts[first:last])
+            last = first
             _, _, kept = self._wide.save(part)
             d_y = None if d_output is None else d_output[block.rows, block.tokens]
             d_y = None if d_y is None else widened(d_y, call.compute)
@@ -202,12 +226,21 @@ class Half:
         return _narrowed(transition, call.compute, carry), _narrowed(state, call.compute, carry)
 
 
+def _loses_digits(call: Call) -> bool:
+    operation = operation_of(call)
+    return (
+        call.compute == "float32"
+        and "blocked" in operation.generic
+        and operation.choose(call) == "generic.blocked"
+    )
+
+
 def _accurate(call: Call) -> Call:
     """The call in float64 where generic code takes the form that loses fewest digits: long series of few lanes.
 
     Half precision can hold the sum of very many small numbers, but a float32 carry loses its third digit on the way.
     """
-    if call.compute != "float32" or operation_of(call).choose(call) != "generic.blocked":
+    if not _loses_digits(call):
         return call
     arrays = (
         array.astype("float64")
@@ -268,7 +301,21 @@ def _part(call: Call, plan: _Plan, block: _Block, state: Array | None) -> Call:
 # where to cut
 
 
-def _plan(call: Call) -> _Plan:
+class _Size(NamedTuple):
+    """What the shapes of a call say about its cut. A compiler's sizes, which are no integers, will do."""
+
+    batch: int
+    time: int
+    rows: int
+    """Rows and tokens of a block."""
+    tokens: int
+    bounds: tuple[int, ...] | None
+    state_shape: tuple[int, ...]
+    """Of one row."""
+    complex_state: bool
+
+
+def _measure(call: Call) -> _Size:
     operation = operation_of(call)
     roles = [entry.role for entry in operation.inputs]
     bounds = call.arrays[roles.index("index")]
@@ -288,18 +335,28 @@ def _plan(call: Call) -> _Plan:
     if any(array.dtype.kind == "c" for array in call.arrays if hasattr(array, "dtype")):
         number *= 2
     token = number * (sum(widths) + max(widths))  # the output is as wide as the widest, or less
-    held = number * prod(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    state_shape = tuple(dims.get(axis, 1) for axis in operation.inputs[state].axes[1:])
+    held = number * prod(state_shape)
     rows, tokens = _sizes(batch, max(token, 1), held)
     if any(array.shape[0] != batch for array in moving):
         rows = batch  # a gradient for all rows is summed before it is rounded
+    complex_state = any(
+        array is not None and role != "index" and array.dtype.kind == "c"
+        for role, array in zip(roles, call.arrays, strict=True)
+    )
+    return _Size(batch, time, max(rows, 1), tokens, bounds, state_shape, complex_state)
+
+
+def _plan(call: Call) -> _Plan:
+    operation, size = operation_of(call), _measure(call)
     return _Plan(
         operation.inputs,
         operation.main_index,
-        state,
-        batch,
-        time,
-        batch if bounds is None else len(bounds) - 1,
-        tuple(_blocks(batch, time, max(rows, 1), tokens, bounds)),
+        [entry.role for entry in operation.inputs].index("state"),
+        size.batch,
+        size.time,
+        size.batch if size.bounds is None else len(size.bounds) - 1,
+        tuple(_blocks(size)),
     )
 
 
@@ -313,9 +370,8 @@ def _sizes(batch: int, token: int, held: int) -> tuple[int, int]:
     return rows, max(least, _BLOCK_BYTES // (token * rows) // _STEP * _STEP)
 
 
-def _blocks(
-    batch: int, time: int, rows: int, tokens: int, bounds: tuple[int, ...] | None
-) -> Iterator[_Block]:
+def _blocks(size: _Size) -> Iterator[_Block]:
+    batch, time, rows, tokens, bounds = size[:5]
     for t0 in range(0, max(time, 1), tokens):
         t1 = min(t0 + tokens, time)
         if bounds is not None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
-from scanfield_numpy.layout import OWN
+from scanfield_numpy.layout import OWN, Residuals
 from scanfield_numpy.linear import Linear
 from scanfield_numpy.linear_complex import LinearComplex
 from scanfield_numpy.selective import Selective
@@ -61,6 +61,10 @@ class Compiled:
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and residuals."""
         return self._chosen(call).save(call)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        return self._chosen(call).residuals(call)
 
     def backward(
         self,

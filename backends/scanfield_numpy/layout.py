@@ -18,6 +18,17 @@ COLUMNS = 5
 """Of the table: row of the batch, first token, token after the last, first saved state, place in partial sums."""
 
 
+Residuals = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype of each array that ``save`` keeps: what a compiler asks for, which has shapes but no values."""
+
+
+def saved_states(batch: int, time: int, bounds: tuple[int, ...] | None, chunk: int) -> int:
+    """How many states are saved, one every ``chunk`` tokens."""
+    if bounds is None:
+        return batch * -(-time // chunk)
+    return sum(-(-(last - first) // chunk) for first, last in pairwise(bounds))
+
+
 class Sequences(NamedTuple):
     """The sequences of a call: rows of a batch, or parts of a pack."""
 

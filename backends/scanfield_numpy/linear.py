@@ -10,7 +10,16 @@ from scanfield.dispatch import Call, Grads, Verb
 from scanfield.threads import get_num_threads
 from scanfield_numpy import linear_kernels as kernels
 from scanfield_numpy import series_kernels
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences
+from scanfield_numpy.layout import (
+    Array,
+    Residuals,
+    flat,
+    lanes_of,
+    reason_against,
+    rows,
+    saved_states,
+    sequences,
+)
 from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import run
 
@@ -41,6 +50,12 @@ class Linear:
         """Output, final state and the states at the chunks' starts."""
         output, last, starts = _forward(call, _chunk(call))
         return output, last, (starts,)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        a, b, _, bounds = call.arrays
+        batch, time, width = _shape(a, b)
+        return (((saved_states(batch, time, bounds, _chunk(call)), width), call.compute),)
 
     def backward(
         self,

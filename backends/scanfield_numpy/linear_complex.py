@@ -7,7 +7,16 @@ import numpy
 from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import linear_complex_kernels as kernels
-from scanfield_numpy.layout import Array, flat_complex, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.layout import (
+    Array,
+    Residuals,
+    flat_complex,
+    lanes_of,
+    reason_against,
+    saved_states,
+    sequences,
+    stride,
+)
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: a chunk's rebuilt states fit in cache.
@@ -31,6 +40,12 @@ class LinearComplex:
         """Output, final state and the states at the chunks' starts."""
         output, last, starts = _forward(call, _chunk(call), _shape(call))
         return output, last, (starts,)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        batch, time, width = _shape(call)
+        states = saved_states(batch, time, call.arrays[3], _chunk(call))
+        return (((states, width), COMPLEX_OF[call.compute]),)
 
     def backward(
         self,

@@ -8,7 +8,16 @@ import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import selective_kernels as kernels
-from scanfield_numpy.layout import Array, flat, lanes_of, reason_against, rows, sequences
+from scanfield_numpy.layout import (
+    Array,
+    Residuals,
+    flat,
+    lanes_of,
+    reason_against,
+    rows,
+    saved_states,
+    sequences,
+)
 from scanfield_numpy.memory import cleared, fresh
 from scanfield_numpy.threads import run
 
@@ -39,6 +48,14 @@ class Selective:
         """Output, final state and the states at the chunks' starts."""
         output, last, starts, _ = _forward(call, _chunk(call))
         return output, last, (starts,)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        u, _, A, _, _, _, _, _, _, bounds = call.arrays
+        batch, time, channels = u.shape
+        step, N = lanes_of(call.compute), A.shape[1]
+        states = saved_states(batch, time, bounds, _chunk(call))
+        return (((states, -(-channels // step), N, step), call.compute),)
 
     def backward(
         self,

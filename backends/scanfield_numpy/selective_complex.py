@@ -9,7 +9,17 @@ import numpy
 from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import selective_complex_kernels as kernels
-from scanfield_numpy.layout import Array, flat, flat_complex, lanes_of, reason_against, sequences, stride
+from scanfield_numpy.layout import (
+    Array,
+    Residuals,
+    flat,
+    flat_complex,
+    lanes_of,
+    reason_against,
+    saved_states,
+    sequences,
+    stride,
+)
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: 16 make a chunk's rebuilt states fit in cache and the saved ones few.
@@ -37,6 +47,14 @@ class SelectiveComplex:
         """Output, final state and the states at the chunks' starts."""
         output, last, starts, _ = _forward(call, _chunk(call))
         return output, last, (starts,)
+
+    def residuals(self, call: Call) -> Residuals:
+        """Shapes and dtypes of what ``save`` keeps."""
+        u, _, A, _, _, _, _, _, _, bounds = call.arrays
+        batch, time, channels = u.shape
+        step, N = lanes_of(call.compute), A.shape[1]
+        states = saved_states(batch, time, bounds, _chunk(call))
+        return (((states, -(-channels // step), 2 * N, step), call.compute),)
 
     def backward(
         self,

@@ -59,15 +59,19 @@ def library_of(array: Array, argument: str) -> Library:
 
 @constant_for_compilers
 def _enter_tensors(kind: type) -> bool:
-    """Enter a class of torch tensors, from the class alone.
+    """Enter a class of torch tensors, from the class alone, and the names of torch's dtypes.
 
-    Called before the dictionary is read: a compiler that traces the first call of all sees the dictionary as it is at
+    Called before the dictionaries are read: a compiler that traces the first call of all sees a dictionary as it is at
     its first reading.
     """
     if kind not in _LIBRARIES:
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             _LIBRARIES[kind] = Library("torch", importlib.import_module("array_api_compat.torch"))
+            for name in (*REAL, *COMPLEX):
+                dtype = getattr(torch, name, None)
+                if dtype is not None:
+                    _NAMES[type(dtype), dtype] = name
     return True
 
 

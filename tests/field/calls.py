@@ -9,7 +9,7 @@ import arrays
 import numpy as np
 import pytest
 import reference
-from examples import COMPILED
+from examples import COMPILED_FOR
 
 import scanfield
 
@@ -19,13 +19,13 @@ Data = Mapping[str, np.ndarray]
 GENERIC = pytest.mark.backend("numpy", "strict", "torch", "jax")
 
 # The forms of the gated delta rule that have to agree in every one of its rows; None is what size chooses.
-FORMS = (None, "generic.recurrent", "generic.chunk", COMPILED)
+FORMS = (None, "generic.recurrent", "generic.chunk", *COMPILED_FOR)
 # The same where the row is not about the chunk form: JAX compiles for several seconds at every new shape of it.
 CHEAP_FORMS = (
     None,
     "generic.recurrent",
     pytest.param("generic.chunk", marks=pytest.mark.backend("numpy", "strict", "torch")),
-    COMPILED,
+    *COMPILED_FOR,
 )
 
 

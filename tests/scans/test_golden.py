@@ -222,6 +222,8 @@ def test_the_table_of_candidates_is_the_registry_s():
             candidate.name
             for manifest in manifests()
             for candidate in manifest.candidates
-            if manifest.library == "numpy" and base.name in candidate.operations
+            if manifest.library in ("numpy", "torch")
+            and candidate.default
+            and base.name in candidate.operations
         }
         assert set(METHODS[record.name]) == forms | compiled, record.name

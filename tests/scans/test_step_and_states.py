@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation, same_bits
 from checks import TOLERANCE, call, call_on, carry_dtype, operation, step, vjp_on
-from examples import COMPILED, EXAMPLES, OPERATIONS, PACKED, Example, methods, op_inputs
+from examples import COMPILED_FOR, EXAMPLES, OPERATIONS, PACKED, Example, methods, op_inputs
 
 import scanfield
 
@@ -67,7 +67,7 @@ def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
     return given.get("op", "gdn2") not in ("linear_scan", "selective_scan", "gdn2")
 
 
-@pytest.mark.parametrize("method", [None, "generic.recurrent", COMPILED])
+@pytest.mark.parametrize("method", [None, "generic.recurrent", *COMPILED_FOR])
 @pytest.mark.parametrize("example", STEPPED, ids=repr)
 def test_step_token_by_token(library: Library, dtype: str, example: Example, method: str | None):
     state = library.array(example.inputs.get("initial_state"), dtype)  # None: zeros

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation
 from checks import vjp
-from examples import METHODS, Example, rng_of
+from examples import COMPILED_FOR, METHODS, Example, rng_of
 
 LIMIT = 2e-6
 # A key repeated and erased twice over, without any decay: the condition of a chunk's system is some
@@ -151,7 +151,7 @@ def test_float32_within_2e_6(library: Library, name: str, method: str):
         **{n: deviation(library.numpy(got.gradients[n]), want) for n, want in gradients.items()},
     }
     assert len(errors) == 2 + 7
-    own = {"generic.chunk": CHUNK_LIMIT, "numpy.numba": QUAD_LIMIT}.get(method, {})
+    own = {"generic.chunk": CHUNK_LIMIT, **dict.fromkeys(COMPILED_FOR, QUAD_LIMIT)}.get(method, {})
     limit = own.get(name, LIMIT)
     assert all(error <= limit for error in errors.values()), {n: f"{x:.1e}" for n, x in errors.items()}
 

@@ -218,7 +218,20 @@ def _results(
 
 def _candidates(record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     told = scanfield.explain(_function(record), **arrays, **options)
-    return list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
+    names = list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
+    # What runs only when it is asked for may compile for seconds at every new shape: the operation that this one is
+    # derived from stands for it.
+    return [name for name in names if name not in _by_name()] if isinstance(record, Derived) else names
+
+
+def _by_name() -> set[str]:
+    """The candidates that run only when they are asked for."""
+    return {
+        candidate.name
+        for manifest in dispatch.manifests()
+        for candidate in manifest.candidates
+        if not candidate.default
+    }
 
 
 def _function(record: Record) -> Any:

@@ -6,7 +6,9 @@ recognise a step it has seen and reuse what it compiled; a closure made anew for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from scanfield.arrays import Array, library_of
@@ -17,6 +19,24 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 LOOPS: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {}
 """Library name -> the scan that a backend brought for it; filled by the registry."""
+
+Compiler = Callable[[Step, int], Step]
+"""``compiler(step, size) -> step``: what takes the place of a step on blocks of so many tokens."""
+_LOCAL = threading.local()
+
+
+@contextmanager
+def steps_by(compiler: Compiler | None) -> Iterator[None]:
+    """In this thread, walk over whole blocks by what ``compiler`` makes of their step; None is the step itself.
+
+    A last block that is shorter runs by the step itself: whatever the length of time, blocks of one size are compiled.
+    """
+    before = getattr(_LOCAL, "compiler", None)
+    _LOCAL.compiler = compiler
+    try:
+        yield
+    finally:
+        _LOCAL.compiler = before
 
 
 def is_compiled(array: Array) -> bool:
@@ -77,8 +97,10 @@ def blocks(
     length = next(x.shape[1] for x in xs if x is not None)
     full, rest = divmod(length, size)
     parts: list[Arrays] = []
+    compiler = getattr(_LOCAL, "compiler", None)
+    whole_step = step if compiler is None else compiler(step, size)
 
-    def single(carry: Any, start: int, index: int) -> Any:
+    def single(step: Step, carry: Any, start: int, index: int) -> Any:
         slices = tuple([None if x is None else x[:, start : min(start + size, length), ...] for x in xs])
         entries = tuple([None if x is None else x[:, index, ...] for x in each])
         carry, outputs = step(config, constants, carry, slices + entries)
@@ -90,16 +112,16 @@ def blocks(
         return carry
 
     if rest and reverse:
-        carry = single(carry, full * size, full)
+        carry = single(step, carry, full * size, full)
     if full == 1:
-        carry = single(carry, 0, 0)
+        carry = single(whole_step, carry, 0, 0)
     elif full:
         split = [None if x is None else _split(xp, x, full, size) for x in xs]
         whole = [None if x is None else x[:, :full, ...] for x in each]
-        carry, outputs = scan(step, config, constants, carry, tuple(split + whole), reverse=reverse)
+        carry, outputs = scan(whole_step, config, constants, carry, tuple(split + whole), reverse=reverse)
         parts.append(tuple([y if y is None or i >= joined else _merge(xp, y) for i, y in enumerate(outputs)]))
     if rest and not reverse:
-        carry = single(carry, full * size, full)
+        carry = single(step, carry, full * size, full)
     if reverse:
         parts.reverse()
     if len(parts) == 1:

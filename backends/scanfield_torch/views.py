@@ -1,0 +1,87 @@
+"""Tensors as NumPy arrays and back, over the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+from scanfield.dispatch import Call
+
+Tensor = torch.Tensor
+
+_NUMPY: dict[torch.dtype, Any] = {
+    torch.float16: numpy.dtype("float16"),
+    torch.float32: numpy.dtype("float32"),
+    torch.float64: numpy.dtype("float64"),
+    torch.complex64: numpy.dtype("complex64"),
+    torch.complex128: numpy.dtype("complex128"),
+}
+try:
+    # NumPy has no bfloat16 of its own.
+    import ml_dtypes
+
+    _BFLOAT16: Any = numpy.dtype(ml_dtypes.bfloat16)
+    _NUMPY[torch.bfloat16] = _BFLOAT16
+except ImportError:
+    _BFLOAT16 = None
+
+TORCH = {dtype.name: kind for kind, dtype in _NUMPY.items()}
+"""torch's dtype by NumPy's name of it."""
+
+
+class Shape:
+    """What stands for an array where there are shapes and no values."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, _NUMPY[tensor.dtype]
+
+
+def dtype_reason(dtype: torch.dtype) -> str | None:
+    """Why no kernel takes tensors of this dtype, or None."""
+    if dtype in _NUMPY:
+        return None
+    if dtype is torch.bfloat16:
+        return "bfloat16 tensors need the package ml_dtypes"
+    return f"dtype {dtype}: kernels are compiled for float32 and float64, half and complex numbers"
+
+
+def array_of(tensor: Tensor | None) -> Any:
+    """A tensor on the CPU as a NumPy array over its memory. Copied is what has a conjugate or negative bit."""
+    if tensor is None:
+        return None
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+    return tensor.numpy()
+
+
+def tensor_of(array: Any) -> Tensor:
+    """A fresh NumPy array as a contiguous tensor over its memory; copied if it is no such."""
+    flags = array.flags
+    if not (flags.c_contiguous and flags.writeable):
+        array = numpy.array(array, order="C")
+    if array.dtype is _BFLOAT16:
+        return torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def on_arrays(call: Call) -> Call:
+    """A call on tensors as one on arrays."""
+    arrays = tuple([x if x is None or type(x) is tuple else array_of(x) for x in call.arrays])
+    return Call(call.operation, arrays, call.options, call.compute)
+
+
+def on_shapes(call: Call) -> Call:
+    """A call on tensors as one on their shapes."""
+    return call._replace(
+        arrays=tuple([x if x is None or isinstance(x, tuple) else Shape(x) for x in call.arrays])
+    )
