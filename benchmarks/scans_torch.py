@@ -15,8 +15,10 @@ import _timing  # before NumPy: it sets the number of BLAS threads
 
 # isort: split
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -164,13 +166,17 @@ def compiled(quick: bool) -> Iterator[Row]:
     arrays = selective_inputs(*sizes)
     ours = forward(scanfield.selective_scan, arrays, "torch.compile")
     work = f"selective_scan forward, B, T, D, N = {sizes}"
-    start = time.perf_counter()
-    ours()
+    # What an earlier run compiled would be found on disk.
+    with tempfile.TemporaryDirectory(prefix="scanfield-bench-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        start = time.perf_counter()
+        ours()
+        first = time.perf_counter() - start
     yield row(
         'method="torch.compile"',
         work,
         "first call",
-        time.perf_counter() - start,
+        first,
         most=None if quick else 20.0,
         unit="s",
     )
