@@ -47,18 +47,19 @@ from scanfield_numpy.gated_delta_quad import (
     combine,
     take,
 )
-from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.turning import turned
 from scanfield_numpy.vector import (
     ONE,
     at,
+    first_lanes,
     integers,
     lanes,
     least,
     load,
     numbers,
     put,
+    put_lanes,
     shifted,
     splat,
     store,

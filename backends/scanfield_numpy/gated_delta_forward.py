@@ -37,7 +37,6 @@ from scanfield_numpy.gated_delta_quad import (
     combine,
     take,
 )
-from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     FOUR,
@@ -45,11 +44,13 @@ from scanfield_numpy.vector import (
     REGISTERS,
     TWO,
     at,
+    first_lanes,
     integers,
     lanes,
     least,
     load,
     numbers,
+    put_lanes,
     put_past_cache,
     settle,
     shifted,

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import part
-from scanfield_numpy.lanes import first_lanes
 from scanfield_numpy.vector import (
     ONE,
     at,
     exp,
     fetch,
+    first_lanes,
     lanes,
     load,
     numbers,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy
 
 from scanfield.arrays import COMPLEX_OF
-from scanfield.dispatch import Call, Grads, Implementation, Input, operation_of
+from scanfield.dispatch import Call, Grads, Implementation, Input, Verb, operation_of
 from scanfield_numpy.layout import Residuals
 from scanfield_numpy.widening import is_half, put, widened
 
@@ -94,9 +94,9 @@ class Half:
     def __init__(self, wide: Verbs) -> None:
         self._wide = wide
 
-    def declines(self, call: Call, verb: str) -> str | None:
+    def declines(self, call: Call, verb: Verb) -> str | None:
         """What the wide implementation says."""
-        return self._wide.declines(call, verb)  # type: ignore[arg-type]  # a verb
+        return self._wide.declines(call, verb)
 
     def forward(self, call: Call) -> tuple[Array, Array]:
         """Output and final state."""

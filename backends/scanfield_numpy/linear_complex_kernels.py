@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.complex_vector import add_total, conjugate_product, every, product
-from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
-from scanfield_numpy.vector import ONE, at, integers, lanes, load, numbers, put, shifted, store, zeros
+from scanfield_numpy.vector import (
+    ONE,
+    at,
+    first_lanes,
+    integers,
+    lanes,
+    load,
+    numbers,
+    put,
+    put_lanes,
+    shifted,
+    store,
+    zeros,
+)
 
 # Places in a kernel's block of integers: sizes, strides and flags, then addresses.
 WIDTH, TIME, CHUNK, A_BATCH, A_TIME, A_LANE, B_BATCH, B_TIME, B_LANE = range(9)

@@ -88,7 +88,7 @@ class Selective:
         groups = B.shape[2] + C.shape[2]
         # The parts' sums of B's and C's gradients take no more memory than u.
         parts = max(1, min(_PARTS, blocks, channels // (N * groups)))
-        sums = {i: _partial(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4) if asked[i]}
+        sums = {i: partial_sums(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4) if asked[i]}
         lanes = {
             i: cleared((plan.number, blocks, rows, step), dtype)
             for i, rows in ((2, N), (5, 1), (7, 1))
@@ -145,7 +145,7 @@ class Selective:
         return transition, state
 
 
-def _partial(array: Array, parts: int, count: int, batch: int, dtype: str) -> Array:
+def partial_sums(array: Array, parts: int, count: int, batch: int, dtype: str) -> Array:
     """Zeros for the parts' sums of a gradient: with a time axis for each row of the batch, else for each sequence."""
     rows = count if array.shape[1] == 1 else batch
     return cleared((parts, rows, *array.shape[1:]), dtype)

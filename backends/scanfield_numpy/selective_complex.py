@@ -20,6 +20,7 @@ from scanfield_numpy.layout import (
     sequences,
     stride,
 )
+from scanfield_numpy.selective import partial_sums
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: 16 make a chunk's rebuilt states fit in cache and the saved ones few.
@@ -83,7 +84,7 @@ class SelectiveComplex:
         groups = B.shape[2] + C.shape[2]
         # The parts' sums of B's and C's gradients take no more memory than u.
         parts = max(1, min(_PARTS, blocks, channels // (2 * N * groups)))
-        sums = {i: _partial(call.arrays[i], parts, plan.number, batch, wide) for i in (3, 4)}
+        sums = {i: partial_sums(call.arrays[i], parts, plan.number, batch, wide) for i in (3, 4)}
         lanes = {
             i: numpy.zeros((plan.number, blocks, rows, step), dtype)
             for i, rows in ((2, 2 * N), (5, 1), (7, 1))
@@ -130,12 +131,6 @@ class SelectiveComplex:
         for i in sequences(call.arrays[0].shape[0], call.arrays[0].shape[1], bounds, 1).empty:
             transition[i] = 1
         return transition, state
-
-
-def _partial(array: Array, parts: int, count: int, batch: int, dtype: str) -> Array:
-    """Zeros for the parts' sums of a gradient: with a time axis for each row of the batch, else for each sequence."""
-    rows = count if array.shape[1] == 1 else batch
-    return numpy.zeros((parts, rows, *array.shape[1:]), dtype)
 
 
 def _flat(array: Array | None, dtype: str) -> Array:

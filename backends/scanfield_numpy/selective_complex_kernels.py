@@ -11,18 +11,19 @@ import math
 
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.complex_vector import cosine, damped, far, sine
-from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     ONE,
     at,
     clamp,
     exp,
+    first_lanes,
     integers,
     lanes,
     load,
     numbers,
     put,
+    put_lanes,
     shifted,
     sigmoid,
     softplus,

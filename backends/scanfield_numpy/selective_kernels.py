@@ -10,18 +10,19 @@ log2(e), since a power of 2 is the cheaper exponential.
 from __future__ import annotations
 
 from scanfield_numpy.compiling import kernel, part
-from scanfield_numpy.lanes import first_lanes, put_lanes
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     ONE,
     at,
     clamp,
     exp2,
+    first_lanes,
     integers,
     lanes,
     load,
     numbers,
     put,
+    put_lanes,
     shifted,
     sigmoid,
     softplus,

@@ -448,20 +448,6 @@ def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
 
 
 @intrinsic
-def fold(typing: Any, vector: Any) -> Any:
-    """The registers of a vector added up to one register."""
-    width = lane_count(vector.dtype.bitwidth // 8)
-
-    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        value = values[0]
-        while value.type.count > width:
-            value = builder.fadd(*_halves(builder, value))
-        return value
-
-    return Vector(vector.dtype, width)(vector), generate
-
-
-@intrinsic
 def total(typing: Any, vector: Any) -> Any:
     """The sum of all lanes, by halves."""
 

@@ -26,9 +26,6 @@ class Kernels(Protocol):
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and residuals."""
 
-    def residuals(self, call: Call) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of the residuals, from the shapes of the call."""
-
     def backward(
         self,
         call: Call,
@@ -41,3 +38,10 @@ class Kernels(Protocol):
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
         """Transition and final state from zero."""
+
+
+class GraphKernels(Kernels, Protocol):
+    """Kernels that torch's graphs can call, by operators: those must know the residuals without running."""
+
+    def residuals(self, call: Call) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and dtypes of the residuals, from the shapes of the call."""

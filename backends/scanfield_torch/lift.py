@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from scanfield import dispatch
 from scanfield.dispatch import Call, Grads, Operation, Verb
 from scanfield_torch.autograd import Gradients, plain_gradients
-from scanfield_torch.kernels import Kernels
+from scanfield_torch.kernels import GraphKernels, Kernels
 from scanfield_torch.operators import Operators
 from scanfield_torch.transforms import transform_reason
 
@@ -26,8 +26,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class Lifted:
     """Implementation of an operation on tensors."""
 
-    def __init__(self, operation: str, kernels: Kernels, *, in_graphs: bool) -> None:
-        """``in_graphs``: whether torch's graphs call the kernels, by operators; else a call that is traced declines."""
+    def __init__(self, operation: str, kernels: Kernels, *, in_graphs: GraphKernels | None = None) -> None:
+        """``in_graphs`` are what torch's graphs call, by operators; without them a call that is traced declines."""
         record = next(
             record
             for record in dispatch.operations()
@@ -36,7 +36,7 @@ class Lifted:
         self.kernels = kernels
         self.index = [entry.role for entry in record.inputs].index("index")
         self.autograd = Gradients(self.index, self._backward)
-        self._operators = Operators(record, kernels, self.autograd) if in_graphs else None
+        self._operators = Operators(record, in_graphs, self.autograd) if in_graphs is not None else None
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Transforms under which no operator is right, and tensors that no kernel takes."""

@@ -71,4 +71,5 @@ class OnArrays:
 @cache
 def implementation(operation: str) -> Lifted:
     """The implementation of an operation. One for each process: torch knows its operators by name."""
-    return Lifted(operation, OnArrays(dispatch.implementation(operation, "numpy.numba")), in_graphs=True)
+    kernels = OnArrays(dispatch.implementation(operation, "numpy.numba"))
+    return Lifted(operation, kernels, in_graphs=kernels)

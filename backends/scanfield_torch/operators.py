@@ -8,7 +8,7 @@ import torch
 
 from scanfield.dispatch import Call, Input, Operation, Option
 from scanfield_torch.autograd import Gradients, as_gradient
-from scanfield_torch.kernels import Kernels
+from scanfield_torch.kernels import GraphKernels
 
 Tensor = torch.Tensor
 
@@ -19,7 +19,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 class Operators:
     """``scanfield::NAME``, ``NAME_save`` and ``NAME_backward`` of an operation, and calls of them."""
 
-    def __init__(self, record: Operation, kernels: Kernels, gradients: Gradients) -> None:
+    def __init__(self, record: Operation, kernels: GraphKernels, gradients: Gradients) -> None:
         self._record, self._kernels, self._gradients = record, kernels, gradients
         self._form: Any = next(iter(record.generic.values()))
         name = record.name

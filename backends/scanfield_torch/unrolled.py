@@ -77,10 +77,6 @@ class Unrolled:
             transition, state = self._form.summarise(self._ready(call))
         return transition, state
 
-    def residuals(self, call: Call) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Of no use without operators."""
-        raise NotImplementedError
-
     def _ready(self, call: Call) -> Call:
         """The call in blocks of ``TOKENS``, on tensors that autograd does not follow."""
         arrays = tuple([x.detach() if isinstance(x, Tensor) else x for x in call.arrays])
@@ -91,7 +87,7 @@ class Unrolled:
 @cache
 def implementation(operation: str) -> Lifted:
     """The implementation of an operation."""
-    return Lifted(operation, Unrolled(operation), in_graphs=False)
+    return Lifted(operation, Unrolled(operation))
 
 
 @contextmanager
