@@ -12,22 +12,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from scanfield_numpy.elementary import _elementary
 from scanfield_numpy.vector import (
     _FUSED,
     _bits,
     _call,
     _constant,
-    _elementary,
     _fused,
     _halves,
     _llvm,
+    _shuffled,
     _vector_type,
 )
-
-
-def _shuffled(builder: Any, value: Any, order: list[int]) -> Any:
-    places = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
-    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), places)
 
 
 def _product(builder: Any, a: Any, x: Any, signs: tuple[float, float]) -> Any:

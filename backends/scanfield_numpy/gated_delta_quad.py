@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import part
+from scanfield_numpy.elementary import exp
 from scanfield_numpy.vector import (
     ONE,
     at,
-    exp,
     fetch,
     first_lanes,
     lanes,

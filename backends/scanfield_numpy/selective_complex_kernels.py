@@ -11,12 +11,11 @@ import math
 
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.complex_vector import cosine, damped, far, sine
+from scanfield_numpy.elementary import clamp, exp, sigmoid, softplus, within
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     ONE,
     at,
-    clamp,
-    exp,
     first_lanes,
     integers,
     lanes,
@@ -25,13 +24,10 @@ from scanfield_numpy.vector import (
     put,
     put_lanes,
     shifted,
-    sigmoid,
-    softplus,
     splat,
     store,
     total,
     totals,
-    within,
     zero,
     zeros,
 )

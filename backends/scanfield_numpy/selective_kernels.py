@@ -10,12 +10,11 @@ log2(e), since a power of 2 is the cheaper exponential.
 from __future__ import annotations
 
 from scanfield_numpy.compiling import kernel, part
+from scanfield_numpy.elementary import clamp, exp2, sigmoid, softplus, within
 from scanfield_numpy.layout import COLUMNS
 from scanfield_numpy.vector import (
     ONE,
     at,
-    clamp,
-    exp2,
     first_lanes,
     integers,
     lanes,
@@ -24,13 +23,10 @@ from scanfield_numpy.vector import (
     put,
     put_lanes,
     shifted,
-    sigmoid,
-    softplus,
     splat,
     store,
     total,
     totals,
-    within,
     zero,
     zeros,
 )

@@ -55,22 +55,18 @@ from scanfield_numpy.linear_kernels import (
     WANTS_OUTPUT,
     gradient_place,
 )
+from scanfield_numpy.side_by_side import finite_lanes, last_token, later_tokens, mirrored, running
 from scanfield_numpy.vector import (
     ONE,
     at,
-    finite_lanes,
     first_lanes,
     fused,
     integers,
     lanes,
-    last_token,
-    later_tokens,
     load,
-    mirrored,
     numbers,
     put,
     put_lanes,
-    running,
     shifted,
     store,
     zero,
