@@ -15,6 +15,7 @@ from scanfield.errors import (
 )
 from scanfield.gradients import GradientReport, check_gradients, vjp
 from scanfield.inspection import explain, warmup
+from scanfield.lrp import Relevance, relevance
 from scanfield.scans.associative import associative_scan
 from scanfield.scans.delta_family import (
     comba,
@@ -40,6 +41,7 @@ __all__ = [
     "DeviceError",
     "DtypeError",
     "GradientReport",
+    "Relevance",
     "ScanResult",
     "ScanStates",
     "ScanfieldError",
@@ -62,6 +64,7 @@ __all__ = [
     "linear_attention",
     "linear_scan",
     "operations",
+    "relevance",
     "retention",
     "selective_scan",
     "set_num_threads",

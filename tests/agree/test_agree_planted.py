@@ -39,7 +39,7 @@ def apart(report) -> set[tuple[str, str]]:
 PLANTED = {
     "WRONG_OUTPUT": ("output",),
     "WRONG_STATE": ("final_state",),
-    "WRONG_GRADIENT": ("d_a", "d_u", "d_query"),
+    "WRONG_GRADIENT": ("d_a", "d_u", "d_query", "relevance"),  # that of u is its gradient times u
     "WRONG_STEP": ("step's output",),
     "WRONG_SUMMARY": ("summary's state",),
     "NOT_FINITE": ("output",),

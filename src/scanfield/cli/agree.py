@@ -1,8 +1,8 @@
 """The comparison of all implementations on this machine with each other.
 
 For each operation of the registry the same seeded inputs go to every place (a library on a device) and,
-there, to every candidate that `scanfield.explain` names. Forward, step, all gradients and the summary are
-taken, and every pair of runs is compared. There is no list of candidates here: a plugin's candidate is
+there, to every candidate that `scanfield.explain` names. Forward, step, all gradients, relevance and the
+summary are taken, and every pair of runs is compared. There is no list of candidates here: a plugin's candidate is
 compared by being installed.
 """
 
@@ -199,6 +199,9 @@ def _results(
                     for verb, take in _VERBS.items():
                         if verb == "step" and not token:
                             continue
+                        # The backward again, with some of its gradients unwanted: one regime of each operation.
+                        if verb == "relevance" and case.regime is not draws.QUICK[0]:
+                            continue
                         try:
                             taken = take(record, arrays, token, case.options, place)
                             # Here too it may raise: some libraries compute when they are asked for numbers.
@@ -285,11 +288,23 @@ def _summary(record: Record, arrays: Any, token: Any, options: Any, place: Place
     return {"summary's transition": made.transition, "summary's state": made.state}
 
 
+def _relevance(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+    function = _function(record)
+    linear = {name: array for name, array in arrays.items() if name != "z"}  # the gate is its block's
+    shape = function(**linear, **options).output.shape
+    R = place.array(_narrow(numpy.random.default_rng(2).standard_normal(shape), "float32"))
+    # At 1 no small output, which every implementation rounds its own way, is divided by.
+    found = scanfield.relevance(function, R, **linear, epsilon=1.0, **options)
+    taken = {"relevance": found.value, "relevance of the state": found.initial_state}
+    return {name: array for name, array in taken.items() if array is not None}
+
+
 _VERBS: dict[str, Callable[..., dict[str, Any]]] = {
     "forward": _whole,
     "gradients": _gradients,
     "step": _step,
     "summary": _summary,
+    "relevance": _relevance,
 }
 
 

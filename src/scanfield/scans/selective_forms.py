@@ -59,7 +59,8 @@ def step_sizes_back(
     return d_s * sigmoid(xp, raw) if use_softplus else d_s
 
 
-def _raw_steps(xp: Namespace, call: Call, dtype: Any) -> Array:
+def raw_steps(xp: Namespace, call: Call, dtype: Any) -> Array:
+    """delta + delta_bias"""
     _, delta, _, _, _, _, _, bias, _, _ = call.arrays
     raw = cast(xp, delta, dtype)
     return raw if bias is None else raw + bias
@@ -69,13 +70,15 @@ def _raw_steps(xp: Namespace, call: Call, dtype: Any) -> Array:
 # the recurrence over (s, u, B, C) with A shared
 
 
-def _token(xp: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, Any]:
-    decay, entering = slices
-    h = decay * h + entering
+def token(xp: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, Any]:
+    """h_t = decay_t h_(t-1) + entering_t"""
+    decay, x = slices
+    h = decay * h + x
     return h, (h,)
 
 
-def _back_token(xp: Any, constants: Any, carry: Any, slices: Any) -> tuple[Any, Any]:
+def back_token(xp: Any, constants: Any, carry: Any, slices: Any) -> tuple[Any, Any]:
+    """g_t = d_h_t + decay_(t+1) g_(t+1)"""
     decay, d_h = slices
     g = d_h + carry
     return decay * g, (g,)
@@ -92,16 +95,18 @@ def _ungrouped(xp: Namespace, x: Array) -> Array:
     return xp.reshape(x, (*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:]))
 
 
-def _decays(xp: Namespace, s: Array, A: Array) -> Array:
-    return xp.exp(xp.expand_dims(s, axis=-1) * A)  # (batch, time, channel, state)
+def decays(xp: Namespace, s: Array, A: Array) -> Array:
+    """exp(s A), (batch, time, channel, state)"""
+    return xp.exp(xp.expand_dims(s, axis=-1) * A)
 
 
-def _entering(xp: Namespace, x: Array, B: Array) -> Array:
+def entering(xp: Namespace, x: Array, B: Array) -> Array:
+    """x B over the states of a block, (batch, time, channel, state)"""
     grouped = xp.expand_dims(_grouped(xp, x, B.shape[2]), axis=-1) * xp.expand_dims(B, axis=3)
     return _ungrouped(xp, grouped)
 
 
-def _read(xp: Namespace, states: Array, C: Array) -> Array:
+def read(xp: Namespace, states: Array, C: Array) -> Array:
     """sum_n C h over the states of a block, (batch, time, channel)"""
     product = xp.matmul(_grouped(xp, states, C.shape[2]), xp.expand_dims(C, axis=-1))
     return _ungrouped(xp, xp.squeeze(product, axis=-1))
@@ -123,8 +128,8 @@ def _wide_token(xp: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, Any]
     A, *held = constants
     s, x, B, C = (moving if one is None else one for one, moving in zip(held, slices, strict=True))
     h = xp.exp(xp.expand_dims(s, axis=-1) * A) * h
-    h = h + xp.squeeze(_entering(xp, xp.expand_dims(x, axis=1), xp.expand_dims(B, axis=1)), axis=1)
-    return h, (xp.squeeze(_read(xp, xp.expand_dims(h, axis=1), xp.expand_dims(C, axis=1)), axis=1),)
+    h = h + xp.squeeze(entering(xp, xp.expand_dims(x, axis=1), xp.expand_dims(B, axis=1)), axis=1)
+    return h, (xp.squeeze(read(xp, xp.expand_dims(h, axis=1), xp.expand_dims(C, axis=1)), axis=1),)
 
 
 def _forward_block(config: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, Any]:
@@ -150,8 +155,8 @@ def _few_tokens(config: Any, constants: Any, h: Any, slices: Any) -> tuple[Any, 
     xp, varying = config
     *fixed, A = constants
     s, x, B, C = merge(varying, slices, fixed)
-    h, (states,) = loops.scan(_token, None, (), h, (_decays(xp, s, A), _entering(xp, x, B)))
-    return h, (_read(xp, states, C),)
+    h, (states,) = loops.scan(token, None, (), h, (decays(xp, s, A), entering(xp, x, B)))
+    return h, (read(xp, states, C),)
 
 
 def _backward_block(config: Any, arrays: Any, h: Array, d_read: Array, carry: Array) -> tuple[Array, Any]:
@@ -162,12 +167,12 @@ def _backward_block(config: Any, arrays: Any, h: Array, d_read: Array, carry: Ar
     B, C = cast(xp, B, wide), cast(xp, C, wide)
     x = s * u
     factor = _factor(xp, A)
-    decay = _decays(xp, s, A)
+    decay = decays(xp, s, A)
     d_read = cast(xp, d_read, dtype)
     if want_s or want_A or want_C or want_read:
-        _, (states,) = loops.scan(_token, None, (), h, (decay, _entering(xp, x, B)))
-    d_states = factor * _entering(xp, d_read, _conj(xp, C))
-    carry, (g,) = loops.scan(_back_token, None, (), carry, (_conj(xp, decay), d_states), reverse=True)
+        _, (states,) = loops.scan(token, None, (), h, (decay, entering(xp, x, B)))
+    d_states = factor * entering(xp, d_read, _conj(xp, C))
+    carry, (g,) = loops.scan(back_token, None, (), carry, (_conj(xp, decay), d_states), reverse=True)
     d_C = d_B = d_u = d_s = d_A = None
     if want_C:
         rows = xp.expand_dims(cast(xp, _grouped(xp, d_read, C.shape[2]), wide), axis=-2)
@@ -177,7 +182,7 @@ def _backward_block(config: Any, arrays: Any, h: Array, d_read: Array, carry: Ar
         rows = xp.expand_dims(cast(xp, _grouped(xp, x, B.shape[2]), wide), axis=-2)
         d_B = reduced(xp, xp.squeeze(xp.matmul(rows, _grouped(xp, g, B.shape[2])), axis=-2), B)
     if want_u or want_s:
-        d_x = _real_part(xp, _read(xp, g, _conj(xp, B)))
+        d_x = _real_part(xp, read(xp, g, _conj(xp, B)))
         d_u = s * d_x if want_u else None
     if want_s or want_A:
         before = xp.concat([xp.expand_dims(h, axis=1), states[:, :-1, ...]], axis=1)
@@ -188,7 +193,7 @@ def _backward_block(config: Any, arrays: Any, h: Array, d_read: Array, carry: Ar
             d_A = xp.sum(xp.expand_dims(s, axis=-1) * w, axis=(0, 1))
     grads: tuple[Array | None, ...] = (d_s, d_u, d_B, d_C, d_A)
     if want_read:
-        grads = (*grads, factor * _real_part(xp, _read(xp, states, C)))
+        grads = (*grads, factor * _real_part(xp, read(xp, states, C)))
     return carry, grads
 
 
@@ -225,8 +230,8 @@ class Recurrent(GenericForm):
         with self.quiet(call):
             dtype = dtype_of(xp, call.compute)
             u, _, _, _, _, D, z, _, _, _ = call.arrays
-            s = step_sizes(xp, _raw_steps(xp, call, dtype), *call.options[:3])
-            y, last, residuals = self._run(_inner(call, s), keep)
+            s = step_sizes(xp, raw_steps(xp, call, dtype), *call.options[:3])
+            y, last, residuals = self._run(on_steps(call, s), keep)
             if D is not None:
                 y = y + D * cast(xp, u, dtype)
             if z is not None:
@@ -248,7 +253,7 @@ class Recurrent(GenericForm):
             dtype = dtype_of(xp, call.compute)
             u, D, z, bias = (call.arrays[i] for i in (0, 5, 6, 7))
             want_u, want_delta, want_A, want_B, want_C, want_D, want_z, want_bias, want_state, _ = wanted
-            raw = _raw_steps(xp, call, dtype)
+            raw = raw_steps(xp, call, dtype)
             s = step_sizes(xp, raw, *call.options[:3])
             d_q = zeros(xp, u.shape, dtype, u) if d_output is None else cast(xp, d_output, dtype)
             u_wide = cast(xp, u, dtype)
@@ -259,7 +264,7 @@ class Recurrent(GenericForm):
                 d_q = d_q * (wide_z * gate)
             want_step = want_delta or want_bias
             read_too = z is not None and want_z
-            inner = _inner(call, s, read=read_too)
+            inner = on_steps(call, s, read=read_too)
             inner_wanted = (
                 want_u,
                 want_step,
@@ -292,8 +297,8 @@ class Recurrent(GenericForm):
         """exp(A sum s) and the final state from zero."""
         xp = library_of(call.arrays[0], "u").namespace
         with self.quiet(call):
-            raw = _raw_steps(xp, call, dtype_of(xp, call.compute))
-            return super().summarise(_inner(call, step_sizes(xp, raw, *call.options[:3])))
+            raw = raw_steps(xp, call, dtype_of(xp, call.compute))
+            return super().summarise(on_steps(call, step_sizes(xp, raw, *call.options[:3])))
 
     # -- dense calls: delta is the step, no bias, no softplus, no skip, no gate ------------------------------
 
@@ -376,7 +381,7 @@ def _core_back(config: Any, arrays: Any, h: Array, d_read: Array, carry: Array) 
     return _backward_block(config, arrays[:5], h, d_read, carry)
 
 
-def _inner(call: Call, s: Array, *, read: bool = False) -> Call:
+def on_steps(call: Call, s: Array, *, read: bool = False) -> Call:
     """The call on steps: what stays of it when the elementwise parts are taken off.
 
     With ``read``, u stands in the place of the gate: in the place of its gradient the read-out comes back.
