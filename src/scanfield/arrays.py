@@ -133,8 +133,18 @@ def check_floating(array: Array, argument: str, *, complex_allowed: bool) -> str
     if name in COMPLEX:
         mend = "pass its real part"
     else:
-        mend = f"cast it first, for example xp.astype({argument}, xp.float32)"
+        mend = f"cast it first: {argument} = {_floating_line(argument, library_of(array, argument).name)}"
     raise DtypeError(f"{argument}: dtype {name} is not taken; allowed are {allowed}; {mend}")
+
+
+def _floating_line(name: str, library: str) -> str:
+    return {
+        "numpy": f'{name}.astype("float32")',
+        "cupy": f'{name}.astype("float32")',
+        "dask": f'{name}.astype("float32")',
+        "jax": f'{name}.astype("float32")',
+        "torch": f"{name}.float()",
+    }.get(library, f"xp.astype({name}, xp.float32), with the namespace xp of the array")
 
 
 def widest(names: Iterable[str]) -> str:

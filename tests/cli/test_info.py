@@ -73,3 +73,10 @@ def test_a_missing_command_is_status_2(capsys):
         main([])
     assert stop.value.code == 2
     assert "COMMAND" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.split() == ["scanfield", scanfield.__version__]

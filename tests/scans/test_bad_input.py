@@ -270,7 +270,7 @@ def test_integers_and_booleans(library: Library, op: str, dtype: str):
     for name in data:
         inputs = library.arrays(data)
         inputs[name] = library.array(np.ones(data[name].shape, dtype=dtype))
-        with Says(DtypeError, name, dtype, "float32", "astype"):
+        with Says(DtypeError, name, dtype, "float32", f"cast it first: {name} = "):
             operation(op)(**inputs)
 
 
@@ -490,3 +490,19 @@ def test_a_traced_index_has_no_values(library: Library):
         jax.jit(lambda cuts: scanfield.gdn2(**inputs, cu_seqlens=cuts).output)(
             library.array(np.asarray([0, 3]))
         )
+
+
+def test_associative_scan_is_told_apart_from_the_scans_with_gradients(library: Library):
+    with pytest.raises(scanfield.ArgumentError, match="associative_scan takes any rule"):
+        scanfield.vjp(scanfield.associative_scan, library.array(np.ones((1, 2, 1))))
+
+
+def test_integers_come_with_the_line_that_mends_them(library: Library):
+    """A line of the caller's own library, that runs as it stands."""
+    a = library.xp.ones((1, 3, 2), dtype=library.xp.int32)
+    with pytest.raises(scanfield.DtypeError) as caught:
+        scanfield.linear_scan(a, a)
+    line = str(caught.value).split("cast it first: ")[1].split(", with")[0]
+    scope = {"a": a, "xp": library.xp}
+    exec(line, scope)  # noqa: S102  (the advice itself is what is tested)
+    assert library.dtype(scope["a"]) == "float32"

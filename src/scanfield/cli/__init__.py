@@ -15,6 +15,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
     # Parsing imports the commands' modules, and these only what they need to describe themselves.
+    import scanfield
     from scanfield.cli import check, demo, info
 
     parser = argparse.ArgumentParser(
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Scans and their gradients on arrays of any library.",
         epilog="scanfield COMMAND --help shows examples.",
     )
+    parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (info, check, demo):
         command.add_parser(commands)

@@ -79,10 +79,7 @@ class Backends(tuple[Backend, ...]):
 
     def __str__(self) -> str:
         rows = [("backend", "version", "status", "candidates", "")]
-        rows += [
-            (b.name, b.version, b.status, ", ".join(b.candidates) or "generic", b.detail or b.install)
-            for b in self
-        ]
+        rows += [(b.name, b.version, b.status, ", ".join(b.candidates) or "generic", b.detail) for b in self]
         return "\n".join(format_table(rows))
 
 

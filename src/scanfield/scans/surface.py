@@ -162,6 +162,11 @@ def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
 def record_of(op: Any) -> Record:
     """The record behind a public scan; ArgumentError for anything else."""
     record = getattr(op, "record", None)
+    if record is None and getattr(op, "__name__", "") == "associative_scan":
+        raise ArgumentError(
+            "op: associative_scan takes any rule, so that it has no hand-written gradient and no candidates; use your "
+            "library's own differentiation (torch.autograd, jax.grad)"
+        )
     if record is None:
         raise ArgumentError(
             f"op: {getattr(op, '__name__', op)!r} is no scan of scanfield; known are "
