@@ -2,6 +2,8 @@
 
 from scanfield.dispatch import Candidate, Manifest
 
+_OPERATIONS = ("linear_scan", "selective_scan", "gdn2")
+
 MANIFEST = Manifest(
     library="torch",
     requires="torch",
@@ -9,7 +11,7 @@ MANIFEST = Manifest(
     candidates=(
         Candidate(
             name="torch.numba",
-            operations=("linear_scan", "selective_scan", "gdn2"),
+            operations=_OPERATIONS,
             device="cpu",
             target="scanfield_torch.numba_scans:implementation",
             requires=("numba",),
@@ -19,13 +21,22 @@ MANIFEST = Manifest(
         ),
         Candidate(
             name="torch.compile",
-            operations=("linear_scan", "selective_scan", "gdn2"),
+            operations=_OPERATIONS,
             device="cpu",
             target="scanfield_torch.unrolled:implementation",
             dtypes=("float16", "bfloat16", "float32", "float64"),
             transforms=frozenset({"grad", "double grad"}),
             note="compiles for some seconds at the first call of each kind and shape, and needs a C++ compiler",
             default=False,
+        ),
+        Candidate(
+            name="torch.generic",
+            operations=_OPERATIONS,
+            device="cpu",
+            target="scanfield_torch.generic_scans:implementation",
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            transforms=frozenset({"grad", "double grad"}),
+            note="the generic forms under one node of autograd: memory grows as time / chunk_size",
         ),
     ),
 )
