@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from scanfield.dispatch import Call, Verb
+from scanfield_torch.kernels import no_view
 from scanfield_torch.lift import Lifted
 from scanfield_torch.plain import form_of, without_autocast
 from scanfield_torch.transforms import transform_reason
@@ -31,13 +32,13 @@ class Forms:
         """Output and final state."""
         with torch.no_grad(), without_autocast(call):
             output, state = form_of(call).forward(call)
-        return output, state
+        return no_view(output), no_view(state)
 
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and the states at the starts of chunks."""
         with torch.no_grad(), without_autocast(call):
             output, state, residuals = form_of(call).save(call)
-        return output, state, residuals
+        return no_view(output), no_view(state), residuals
 
     def backward(
         self,
@@ -50,7 +51,7 @@ class Forms:
         """The wanted gradients."""
         with torch.no_grad(), without_autocast(call):
             grads = form_of(call).backward(call, residuals, d_output, d_final_state, wanted)
-        return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+        return [no_view(grad) if want else None for grad, want in zip(grads, wanted, strict=True)]
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
         """Transition and final state from zero."""

@@ -17,7 +17,7 @@ from scanfield_torch.autograd import Gradients, gradients_again
 from scanfield_torch.kernels import GraphKernels, Kernels
 from scanfield_torch.operators import Operators
 from scanfield_torch.plain import plain_gradients
-from scanfield_torch.transforms import transform_reason
+from scanfield_torch.transforms import is_jit_tracing, transform_reason
 
 Tensor = torch.Tensor
 
@@ -124,8 +124,10 @@ class Lifted:
     ) -> Grads:
         operators = self._operators
         if operators is not None and self._traced(call, d_output, d_final_state):
-            return operators.backward(call, residuals, d_output, d_final_state, wanted)
-        return self.kernels.backward(call, residuals, d_output, d_final_state, wanted)
+            kept = residuals or operators.save(call)[2]
+            return operators.backward(call, kept, d_output, d_final_state, wanted)
+        kept = residuals or self.kernels.save(call)[2]  # an operator may have kept none
+        return self.kernels.backward(call, kept, d_output, d_final_state, wanted)
 
     def _backward_again(
         self,
@@ -150,7 +152,7 @@ class Lifted:
 
     def _traced(self, call: Call, *more: Tensor | None) -> bool:
         """Whether a graph is made of the call, or its tensors stand for others and have no values of their own."""
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or is_jit_tracing():
             return True
         for x in (*call.arrays, *more):  # noqa: SIM110  # as above
             if x is not None and type(x) not in _PLAIN and not isinstance(x, tuple):

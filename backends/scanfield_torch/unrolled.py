@@ -20,6 +20,7 @@ import torch
 
 from scanfield import dispatch
 from scanfield.dispatch import Call, loops
+from scanfield_torch.kernels import no_view
 from scanfield_torch.lift import Lifted
 from scanfield_torch.plain import without_autocast
 
@@ -57,13 +58,13 @@ class Unrolled:
         """Output and final state."""
         with self._compiled_steps(call):
             output, state = self._form.forward(self._ready(call))
-        return output, state
+        return no_view(output), no_view(state)
 
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and the states at the blocks' starts."""
         with self._compiled_steps(call):
             output, state, residuals = self._form.save(self._ready(call))
-        return output, state, residuals
+        return no_view(output), no_view(state), residuals
 
     def backward(
         self,
@@ -76,7 +77,7 @@ class Unrolled:
         """The wanted gradients."""
         with self._compiled_steps(call):
             grads = self._form.backward(self._ready(call), residuals, d_output, d_final_state, wanted)
-        return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+        return [no_view(grad) if want else None for grad, want in zip(grads, wanted, strict=True)]
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
         """Transition and final state from zero."""
