@@ -43,7 +43,7 @@ def test_f070_what_is_compiled_is_right(torch, operation):
     def results(f):
         given = [torch.tensor(x, dtype=torch.float32, requires_grad=True) for x in drawn]
         found = f(*given)
-        return [*found, *torch.autograd.grad(found, given, cotangents)]
+        return [*(x.detach() for x in found), *torch.autograd.grad(found, given, cotangents)]
 
     # One graph: fullgraph refuses a break. The loop over time is no part of it, whatever compiles it.
     compiled = results(torch.compile(function, fullgraph=True))
