@@ -1,7 +1,7 @@
 """How torch's autograd asks kernels for gradients: what is kept, and what runs backward.
 
-A gradient that is to be differentiated again, or that a transform takes apart, is computed by the generic form in
-plain operations: residuals belong to the kernels, and autograd cannot look into these.
+Kernels compute a gradient also where it is to be differentiated again: that derivative, when somebody asks for it, is
+taken of the generic form in plain operations, as autograd cannot look into residuals.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from scanfield.arrays import COMPLEX_OF
-from scanfield.dispatch import Call, Grads, operation_of
+from scanfield.dispatch import Call, Grads
+from scanfield_torch.plain import batched_gradients, plain_gradients
 from scanfield_torch.transforms import is_batched, transform_reason
 
 Tensor = torch.Tensor
@@ -20,10 +20,13 @@ Backward = Callable[[Call, tuple[Tensor, ...], "Tensor | None", "Tensor | None",
 
 
 class Gradients:
-    """The two halves of an ``autograd.Function`` over kernels; ``index`` is the place of ``cu_seqlens``."""
+    """The two halves of an ``autograd.Function`` over kernels; ``index`` is the place of ``cu_seqlens``.
 
-    def __init__(self, index: int, backward: Backward) -> None:
-        self._index, self._backward = index, backward
+    ``backward`` gives the gradients alone, ``followed`` those that autograd follows.
+    """
+
+    def __init__(self, index: int, backward: Backward, followed: Backward) -> None:
+        self._index, self._backward, self._followed = index, backward, followed
 
     def keep(self, ctx: Any, call: Call, residuals: tuple[Tensor, ...]) -> None:
         """Save a call and its residuals: tensors where autograd watches them, the rest beside."""
@@ -52,8 +55,10 @@ class Gradients:
         run: Backward
         if is_batched(d_output, d_final_state):
             run = batched_gradients
-        elif torch.is_grad_enabled() or transform_reason() is not None:
+        elif transform_reason() is not None:
             run = plain_gradients
+        elif torch.is_grad_enabled():
+            run = self._followed
         else:
             run = self._backward
         grads = run(call, residuals, d_output, d_final_state, wanted)
@@ -62,61 +67,94 @@ class Gradients:
         )
 
 
-def plain_gradients(
+def gradients_again(
+    backward: Backward,
     call: Call,
     residuals: tuple[Tensor, ...],
     d_output: Tensor | None,
     d_final_state: Tensor | None,
     wanted: tuple[bool, ...],
 ) -> Grads:
-    """The closed form in plain operations, from a forward of its own: it takes nobody's residuals."""
-    operation = operation_of(call)
-    form: Any = operation.generic[operation.choose(call).removeprefix("generic.")]
-    device = call.arrays[operation.main_index].device.type
-    with torch.autocast(device, enabled=False):  # gradients are carried in the dtype that the call says
-        _, state, kept = form.save(call)
-        if d_output is not None:
-            kind = COMPLEX_OF[call.compute] if d_output.is_complex() else call.compute
-            d_output = d_output.to(getattr(torch, kind))
-        if d_final_state is not None:
-            d_final_state = d_final_state.to(state.dtype)
-        grads: Grads = form.backward(call, kept, d_output, d_final_state, wanted)
-    return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
-
-
-def batched_gradients(
-    call: Call,
-    residuals: tuple[Tensor, ...],
-    d_output: Tensor | None,
-    d_final_state: Tensor | None,
-    wanted: tuple[bool, ...],
-) -> Grads:
-    """Autograd through the generic form: the vmap of ``is_grads_batched`` knows no more than torch's own backward."""
-    operation = operation_of(call)
-    form: Any = operation.generic[operation.choose(call).removeprefix("generic.")]
-    device = call.arrays[operation.main_index].device.type
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad(), torch.autocast(device, enabled=False):
-        # An array may be given twice: each place has a gradient of its own.
-        arrays = tuple([x.view_as(x) if want else x for x, want in zip(call.arrays, wanted, strict=True)])
-        results = form.forward(call._replace(arrays=arrays))
-    asked = [(y, d_y) for y, d_y in zip(results, (d_output, d_final_state), strict=True) if d_y is not None]
+    """What ``backward`` gives, in a graph from which the derivatives of these gradients come."""
     found = iter(
-        torch.autograd.grad(
-            [y for y, _ in asked],
-            [x for x, want in zip(arrays, wanted, strict=True) if want],
-            [d_y for _, d_y in asked],
-            create_graph=graph,
-            allow_unused=True,
-        )
+        _Again.apply(backward, call, residuals, wanted, d_output, d_final_state, *call.arrays)  # type: ignore[no-untyped-call]
+        if any(wanted)
+        else ()
     )
     return [next(found) if want else None for want in wanted]
+
+
+class _Again(torch.autograd.Function):
+    """Gradients as results: forward by kernels, backward by autograd through their closed form in plain operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backward: Backward,
+        call: Call,
+        residuals: tuple[Tensor, ...],
+        wanted: tuple[bool, ...],
+        *given: Any,
+    ) -> tuple[Tensor, ...]:
+        """The wanted gradients; ``given`` are both cotangents and the arrays of the call."""
+        grads = backward(call, residuals, given[0], given[1], wanted)
+        ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in given])
+        ctx.call, ctx.wanted = call._replace(arrays=tuple([_beside(x) for x in call.arrays])), wanted
+        ctx.set_materialize_grads(False)
+        return tuple(
+            [as_real(grad, x) for grad, x in zip(grads, call.arrays, strict=True) if grad is not None]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *d_grads: Tensor | None) -> tuple[Any, ...]:
+        """The gradients of ``given``."""
+        nothing = (None,) * 4
+        needed = ctx.needs_input_grad[len(nothing) :]
+        if all(x is None for x in d_grads) or not any(needed):
+            return *nothing, *[None] * len(needed)
+        graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # Views: a tensor that is given twice has a gradient for each place, and the walk back ends here.
+            d_output, d_final_state, *arrays = given = [
+                x.view_as(x) if need else x for x, need in zip(ctx.saved_tensors, needed, strict=True)
+            ]
+            arrays = [
+                x if beside is None else beside for x, beside in zip(arrays, ctx.call.arrays, strict=True)
+            ]
+            call = ctx.call._replace(arrays=tuple(arrays))
+            grads = plain_gradients(call, (), d_output, d_final_state, ctx.wanted)
+            made = [x for x in grads if x is not None]
+            asked = [
+                (as_real(x, d_x).to(d_x.dtype), d_x)
+                for x, d_x in zip(made, d_grads, strict=True)
+                if d_x is not None and x.requires_grad
+            ]
+        if not asked:
+            return *nothing, *[None] * len(needed)
+        found = iter(
+            torch.autograd.grad(
+                [x for x, _ in asked],
+                [x for x, need in zip(given, needed, strict=True) if need],
+                [d_x for _, d_x in asked],
+                create_graph=graph,
+                allow_unused=True,
+            )
+        )
+        return *nothing, *[next(found) if need else None for need in needed]
+
+
+def _beside(x: Any) -> Any:
+    """What of a call's arrays is no tensor."""
+    return None if isinstance(x, Tensor) else x
+
+
+def as_real(grad: Tensor, tensor: Tensor) -> Tensor:
+    """A gradient, of which the real part for a real tensor."""
+    return grad.real if grad.is_complex() and not tensor.is_complex() else grad
 
 
 def as_gradient(grad: Tensor, tensor: Tensor) -> Tensor:
     """A gradient in the dtype of its tensor; the real part for a real one."""
     if grad.dtype is tensor.dtype:
         return grad
-    if grad.is_complex() and not tensor.is_complex():
-        grad = grad.real
-    return grad.to(tensor.dtype)
+    return as_real(grad, tensor).to(tensor.dtype)

@@ -45,3 +45,10 @@ class GraphKernels(Kernels, Protocol):
 
     def residuals(self, call: Call) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and dtypes of the residuals, from the shapes of the call."""
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """The same memory under a tensor that is no view: autograd lets nobody change views of its functions in place."""
+    if not tensor._is_view():
+        return tensor
+    return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload,no-any-return]

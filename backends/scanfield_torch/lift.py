@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from scanfield import dispatch
 from scanfield.dispatch import Call, Grads, Operation, Verb
-from scanfield_torch.autograd import Gradients, plain_gradients
+from scanfield_torch.autograd import Gradients, gradients_again
 from scanfield_torch.kernels import GraphKernels, Kernels
 from scanfield_torch.operators import Operators
-from scanfield_torch.transforms import transform_reason
+from scanfield_torch.plain import plain_gradients
+from scanfield_torch.transforms import is_jit_tracing, transform_reason
 
 Tensor = torch.Tensor
 
@@ -35,7 +36,7 @@ class Lifted:
         )
         self.kernels = kernels
         self.index = [entry.role for entry in record.inputs].index("index")
-        self.autograd = Gradients(self.index, self._backward)
+        self.autograd = Gradients(self.index, self._backward, self._backward_again)
         self._operators = Operators(record, in_graphs, self.autograd) if in_graphs is not None else None
 
     def declines(self, call: Call, verb: Verb) -> str | None:
@@ -57,9 +58,12 @@ class Lifted:
             reason = self.kernels.declines(x)
             if reason is not None:
                 return reason
-        if verb in ("save", "summarise") and self._followed(call):
+        if verb == "summarise" and self._followed(call):
             return "autograd follows its results, which only plain operations let it do here"
-        if (verb == "summarise" or self._operators is None) and self._traced(call):
+        own = self._operators is not None and not (
+            verb == "summarise" or (verb == "save" and self._followed(call))
+        )
+        if not own and self._traced(call):
             return "a graph is made of the call"
         return None
 
@@ -80,6 +84,9 @@ class Lifted:
         operators = self._operators
         if operators is not None and self._traced(call):
             return operators.save(call)
+        if self._followed(call):
+            output, state, *residuals = _Save.apply(self, call, *call.arrays)  # type: ignore[no-untyped-call]
+            return output, state, tuple(residuals)
         return self.kernels.save(call)
 
     def backward(
@@ -90,12 +97,17 @@ class Lifted:
         d_final_state: Tensor | None,
         wanted: tuple[bool, ...],
     ) -> Grads:
-        """The wanted gradients; in plain operations where autograd follows them."""
+        """The wanted gradients, which autograd follows where it follows what they are made of."""
+        wanted = tuple([want and x is not None for want, x in zip(wanted, call.arrays, strict=True)])
         followed = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in (d_output, d_final_state)
         )
-        plain = followed or self._followed(call) or transform_reason() is not None
-        run = plain_gradients if plain else self._backward
+        if transform_reason() is not None:
+            run = plain_gradients
+        elif followed or self._followed(call):
+            run = self._backward_again
+        else:
+            run = self._backward
         return run(call, residuals, d_output, d_final_state, wanted)
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -110,11 +122,24 @@ class Lifted:
         d_final_state: Tensor | None,
         wanted: tuple[bool, ...],
     ) -> Grads:
-        given = tuple([want and x is not None for want, x in zip(wanted, call.arrays, strict=True)])
         operators = self._operators
         if operators is not None and self._traced(call, d_output, d_final_state):
-            return operators.backward(call, residuals, d_output, d_final_state, given)
-        return self.kernels.backward(call, residuals, d_output, d_final_state, given)
+            kept = residuals or operators.save(call)[2]
+            return operators.backward(call, kept, d_output, d_final_state, wanted)
+        kept = residuals or self.kernels.save(call)[2]  # an operator may have kept none
+        return self.kernels.backward(call, kept, d_output, d_final_state, wanted)
+
+    def _backward_again(
+        self,
+        call: Call,
+        residuals: tuple[Tensor, ...],
+        d_output: Tensor | None,
+        d_final_state: Tensor | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        if self._traced(call, d_output, d_final_state):
+            return plain_gradients(call, residuals, d_output, d_final_state, wanted)
+        return gradients_again(self._backward, call, residuals, d_output, d_final_state, wanted)
 
     def _followed(self, call: Call) -> bool:
         """Whether autograd follows the results."""
@@ -127,7 +152,7 @@ class Lifted:
 
     def _traced(self, call: Call, *more: Tensor | None) -> bool:
         """Whether a graph is made of the call, or its tensors stand for others and have no values of their own."""
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or is_jit_tracing():
             return True
         for x in (*call.arrays, *more):  # noqa: SIM110  # as above
             if x is not None and type(x) not in _PLAIN and not isinstance(x, tuple):
@@ -151,3 +176,21 @@ class _Run(torch.autograd.Function):
         """The gradients of ``arrays``."""
         needed = ctx.needs_input_grad[2:]
         return None, None, *ctx.lifted.autograd.pull(ctx, d_output, d_final_state, needed)
+
+
+class _Save(torch.autograd.Function):
+    """The same, with its residuals as results that are no part of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, lifted: Lifted, call: Call, *arrays: Any) -> tuple[Tensor, ...]:
+        """Output, final state and residuals."""
+        output, state, residuals = lifted.kernels.save(call)
+        lifted.autograd.keep(ctx, call, residuals)
+        ctx.mark_non_differentiable(*residuals)
+        ctx.lifted = lifted
+        return output, state, *residuals
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor | None, d_final_state: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        """The gradients of ``arrays``."""
+        return _Run.backward(ctx, d_output, d_final_state)

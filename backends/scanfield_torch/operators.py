@@ -39,6 +39,10 @@ class Operators:
         torch.library.register_autograd(
             f"scanfield::{name}_save", self._pull, setup_context=self._keep, lib=_LIBRARY
         )
+        # A program that was exported without gradients may be asked for some later: it runs forward once more for them.
+        torch.library.register_autograd(
+            f"scanfield::{name}", self._pull, setup_context=self._keep_inputs, lib=_LIBRARY
+        )
 
     def _define(self, name: str, schema: str, run: Any, fake: Any) -> Any:
         _LIBRARY.define(name + schema, tags=_TAGS)  # type: ignore[no-untyped-call]
@@ -135,8 +139,13 @@ class Operators:
         ctx.mark_non_differentiable(*residuals)
         ctx.others = len(inputs) - len(call.arrays)
 
+    def _keep_inputs(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        call = self._call(inputs)
+        self._gradients.keep(ctx, call, ())
+        ctx.others = len(inputs) - len(call.arrays)
+
     def _pull(
-        self, ctx: Any, d_output: Tensor | None, d_final_state: Tensor | None, _: Any
+        self, ctx: Any, d_output: Tensor | None, d_final_state: Tensor | None, *_: Any
     ) -> tuple[Any, ...]:
         grads = self._gradients.pull(ctx, d_output, d_final_state, ctx.needs_input_grad[: -ctx.others])
         return *grads, *[None] * ctx.others

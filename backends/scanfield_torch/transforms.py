@@ -25,7 +25,14 @@ def transform_reason() -> str | None:
 
 def is_batched(*cotangents: torch.Tensor | None) -> bool:
     """Whether cotangents are many in one: those of ``autograd.grad(..., is_grads_batched=True)``, whose vmap has no level."""
+    if torch.compiler.is_compiling():  # a compiled backward knows no such vmap
+        return False
     return any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in cotangents)
+
+
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` records: of what is no operation of torch's it would keep the numbers."""
+    return torch._C._get_tracing_state() is not None
 
 
 @constant_for_compilers

@@ -8,6 +8,7 @@ import numpy
 import torch
 
 from scanfield.dispatch import Call
+from scanfield_torch.kernels import no_view
 
 Tensor = torch.Tensor
 
@@ -70,7 +71,7 @@ def tensor_of(array: Any) -> Tensor:
     if not (flags.c_contiguous and flags.writeable):
         array = numpy.array(array, order="C")
     if array.dtype is _BFLOAT16:
-        return torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16)
+        return no_view(torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16))
     return torch.from_numpy(array)
 
 

@@ -15,15 +15,22 @@ import scanfield
 
 Data = Mapping[str, np.ndarray]
 
-# The libraries that the generic code is written for; Dask's rows join with its backend.
-GENERIC = pytest.mark.backend("numpy", "strict", "torch", "jax")
+# The libraries that the rows are for.
+GENERIC = pytest.mark.backend("numpy", "strict", "torch", "jax", "dask")
+# A generic form is many tasks a token on Dask: there the graphs over blocks run, and few short rows elsewhere.
+READY = pytest.mark.backend("numpy", "strict", "torch", "jax")
 
 # The forms of the gated delta rule that have to agree in every one of its rows; None is what size chooses.
-FORMS = (None, "generic.recurrent", "generic.chunk", *COMPILED_FOR)
+FORMS = (
+    None,
+    pytest.param("generic.recurrent", marks=READY),
+    pytest.param("generic.chunk", marks=READY),
+    *COMPILED_FOR,
+)
 # The same where the row is not about the chunk form: JAX compiles for several seconds at every new shape of it.
 CHEAP_FORMS = (
     None,
-    "generic.recurrent",
+    pytest.param("generic.recurrent", marks=READY),
     pytest.param("generic.chunk", marks=pytest.mark.backend("numpy", "strict", "torch")),
     *COMPILED_FOR,
 )

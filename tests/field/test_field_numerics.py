@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import reference
-from calls import CHEAP_FORMS, FORMS, GENERIC, call, pull, rounded, truth_vjp
+from calls import CHEAP_FORMS, FORMS, GENERIC, READY, call, pull, rounded, truth_vjp
 from draws import G, M, printed, within
 from examples import methods
 
@@ -120,6 +120,7 @@ def test_f005_equal_keys_overwrite_or_reflect(library, method):
     within(library.numpy(twice.output), np.stack(wanted, axis=1), 1e-5)
 
 
+@READY  # token by token
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_f006_the_forms_of_gated_linear_attention_agree_on_a_ragged_length(library, dtype):
     if dtype == "bfloat16" and library.name != "torch":
@@ -176,6 +177,7 @@ def test_f007_growth_is_legal_until_the_state_itself_overflows(library):
     assert "generic.chunk" in text and "overflow" in text
 
 
+@READY
 def test_f008_the_state_space_dual_masks_before_it_exponentiates(library):
     r = np.random.default_rng(16)
     inputs = {

@@ -105,7 +105,10 @@ def test_f026_states_are_never_written_in_place(library):
             y, new = scanfield.gdn2.step(state, **token(t))
             if state is not None:
                 bitwise(library.raw(state), before, "the state passed in")
-                if library.name != "jax":  # whose arrays cannot be written at all
+                if library.name not in (
+                    "jax",
+                    "dask",
+                ):  # whose arrays cannot be written at all, and have no memory yet
                     assert not np.shares_memory(memory(library, state), memory(library, new))
             state = new
             states.append(new)
@@ -131,7 +134,7 @@ def test_f026_states_are_never_written_in_place(library):
     for time in (10, 0):
         cut = {name: x[:, :time, ...] for name, x in given.items()}
         result = scanfield.gdn2(**cut, initial_state=initial)
-        if library.name != "jax":
+        if library.name not in ("jax", "dask"):
             assert not np.shares_memory(memory(library, initial), memory(library, result.final_state)), (
                 f"T = {time}"
             )

@@ -1,5 +1,4 @@
-"""Field report F069: nothing of a trace outlives it. (Its training half joins with `pinn`; F068 with the Dask backend, F070
-and F071 with torch.compile.)"""
+"""Field report F069: nothing of a trace outlives it. (Its training half joins with `pinn`.)"""
 
 from __future__ import annotations
 

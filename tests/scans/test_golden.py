@@ -223,6 +223,7 @@ def test_the_table_of_candidates_is_the_registry_s():
             for manifest in manifests()
             for candidate in manifest.candidates
             if manifest.library in ("numpy", "torch")
+            and candidate.device == "cpu"
             and candidate.default
             and base.name in candidate.operations
         }

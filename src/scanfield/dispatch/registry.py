@@ -267,8 +267,7 @@ def ensure(operation: str, library: str, device: str) -> bool:
                 _load(operation, candidate) if candidate.device == device else _elsewhere(candidate, device)
                 for manifest in _MANIFESTS
                 if manifest.library == library
-                for candidate in manifest.candidates
-                if operation in candidate.operations
+                for candidate in _offered(manifest, operation, device)
             )
             generic = {
                 f"generic.{form}": Loaded(f"generic.{form}", code, _verbs(f"generic.{form}", code), True, "")
@@ -349,6 +348,15 @@ def candidate_names() -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(candidate.name for manifest in _MANIFESTS for candidate in manifest.candidates)
     )
+
+
+def _offered(manifest: Manifest, operation: str, device: str) -> list[Candidate]:
+    """A manifest's candidates for an operation, in order; of those of one name that for this device, else the first."""
+    found: dict[str, Candidate] = {}
+    for candidate in manifest.candidates:
+        if operation in candidate.operations and (candidate.name not in found or candidate.device == device):
+            found[candidate.name] = candidate
+    return list(found.values())
 
 
 def _load(operation: str, candidate: Candidate) -> Loaded:

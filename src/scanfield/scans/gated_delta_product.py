@@ -37,10 +37,14 @@ def _at(xp: Any, x: Array, count: int, place: int) -> Array:
 
 
 def _merged(xp: Any, x: Array) -> Array:
+    if x.shape[1] == 0:  # Dask reshapes no array without elements
+        return x[:, :, 0, ...]
     return xp.reshape(x, (x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:]))
 
 
 def _parted(xp: Any, x: Array, count: int) -> Array:
+    if x.shape[1] == 0:
+        return xp.stack([x] * count, axis=2)
     return xp.reshape(x, (x.shape[0], x.shape[1] // count, count, *x.shape[2:]))
 
 
