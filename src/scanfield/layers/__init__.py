@@ -1,0 +1,30 @@
+"""Layers with parameters for arrays of every library: they run, learn by hand-derived gradients, and explain themselves."""
+
+from scanfield.layers.basic import Activated, CausalConv1d, Embedding, Linear, Residual, RMSNorm, Sequential
+from scanfield.layers.convolution import causal_conv1d, causal_conv1d_step, causal_conv1d_vjp
+from scanfield.layers.gated_delta_net import GatedDeltaNet2, GatedDeltaNet2Config
+from scanfield.layers.language_model import LanguageModel
+from scanfield.layers.layer import Layer, LayerResult
+from scanfield.layers.mamba import MambaBlock, SelectiveSSM
+from scanfield.layers.mamba2 import Mamba2Block
+
+__all__ = [
+    "Activated",
+    "CausalConv1d",
+    "Embedding",
+    "GatedDeltaNet2",
+    "GatedDeltaNet2Config",
+    "LanguageModel",
+    "Layer",
+    "LayerResult",
+    "Linear",
+    "Mamba2Block",
+    "MambaBlock",
+    "RMSNorm",
+    "Residual",
+    "SelectiveSSM",
+    "Sequential",
+    "causal_conv1d",
+    "causal_conv1d_step",
+    "causal_conv1d_vjp",
+]
