@@ -8,9 +8,10 @@ from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.convolution import Convolution
 from scanfield.layers.functions import Activation, DropAxis, Sum
-from scanfield.layers.layer import Layer, sizes
+from scanfield.layers.layer import Layer
 from scanfield.layers.linear import Lookup, Matrix, Norm
 from scanfield.layers.parameters import Parameter
+from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
 from scanfield.lrp.rules import LINEAR_RULES
 
@@ -26,7 +27,7 @@ class Linear(Layer):
     (1, 4, 2)
     """
 
-    kinds = LINEAR_RULES
+    rules = LINEAR_RULES
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         sizes(inputs=inputs, outputs=outputs)
@@ -48,7 +49,7 @@ class Embedding(Layer):
     """
 
     tokens = True
-    kinds = LINEAR_RULES
+    rules = LINEAR_RULES
 
     def __init__(self, vocabulary: int, width: int) -> None:
         sizes(vocabulary=vocabulary, width=width)
@@ -81,7 +82,7 @@ class CausalConv1d(Layer):
     It carries its last width - 1 inputs as the state ``"conv"`` (batch, width - 1, channels). See ``causal_conv1d``.
     """
 
-    kinds = LINEAR_RULES
+    rules = LINEAR_RULES
 
     def __init__(self, channels: int, width: int = 4, *, bias: bool = True) -> None:
         sizes(channels=channels, width=width)
@@ -119,8 +120,6 @@ class Sequential(Layer):
     ['norm.weight', 'out.weight', 'out.bias']
     """
 
-    kinds = ()
-
     def __init__(self, *layers: Layer, **named: Layer) -> None:
         children = {str(i): layer for i, layer in enumerate(layers)} | named
         if not children:
@@ -140,8 +139,6 @@ class Sequential(Layer):
 
 class Residual(Layer):
     """y = x + inner(x). The names of its parameters are those of the inner layer."""
-
-    kinds = ()
 
     def __init__(self, inner: Any) -> None:
         if not isinstance(inner, Layer) or inner.tokens:

@@ -11,9 +11,10 @@ from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear, RMSNorm, Sequential, positive
 from scanfield.layers.functions import Activation, Gate, Heads, Mean, Repeat, Scale
-from scanfield.layers.layer import Layer, sizes
+from scanfield.layers.layer import Layer
 from scanfield.layers.mamba import multiple
 from scanfield.layers.parameters import Parameter
+from scanfield.layers.parametrised import sizes
 from scanfield.layers.scan import LogDecay, Scan
 from scanfield.layers.tape import Run, Value
 
@@ -153,6 +154,8 @@ class GatedDeltaNet2(Layer):
     >>> layer(numpy.ones((1, 5, 6), dtype=numpy.float32)).state["memory"].shape
     (1, 2, 4, 4)
     """
+
+    rules = ("epsilon",)
 
     def __init__(self, hidden_dim: int, config: GatedDeltaNet2Config) -> None:
         sizes(hidden_dim=hidden_dim)

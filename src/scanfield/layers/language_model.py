@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from scanfield.errors import ArgumentError
 from scanfield.layers.basic import Embedding, Linear, Residual, RMSNorm, Sequential
-from scanfield.layers.layer import Layer, sizes
+from scanfield.layers.layer import Layer
 from scanfield.layers.linear import Matrix
+from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
 
 
@@ -35,7 +36,6 @@ class LanguageModel(Layer):
     """
 
     tokens = True
-    kinds = ()
 
     def __init__(
         self,

@@ -6,11 +6,9 @@ A layer declares its ``parameters`` (name -> ``Parameter``), its ``children`` (n
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
-
-import numpy
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, ClassVar, NamedTuple
 
 from scanfield.arrays import (
     Array,
@@ -25,10 +23,11 @@ from scanfield.arrays import (
     widest,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
-from scanfield.layers import parameters as drawing
 from scanfield.layers.convolution import Bounds, read_bounds
-from scanfield.layers.parameters import SCHEMES, Parameter
+from scanfield.layers.explain import Composite, LayerRelevance, Walked, report_of, walk
+from scanfield.layers.parametrised import Parametrised
 from scanfield.layers.tape import Run, Value, joined, walk_back
+from scanfield.lrp.rules import Rule
 from scanfield.scans.canonical import quiet
 from scanfield.scans.packing import check_bounds
 
@@ -43,7 +42,7 @@ class LayerResult(NamedTuple):
     state: State
 
 
-class Layer:
+class Layer(Parametrised):
     """Base of all layers.
 
     A layer is made without arrays; ``init`` draws its parameters. Calls, gradients and relevance change nothing in it.
@@ -51,187 +50,12 @@ class Layer:
 
     tokens: bool = False
     """Whether the input is integers (batch, time), not features (batch, time, width)."""
-    kinds: ClassVar[tuple[str, ...]] = ("epsilon",)
-    """The rules of relevance that may be chosen for this layer by name or type."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, Parameter] | None = None,
-        children: Mapping[str, Layer] | None = None,
-        carries: tuple[str, ...] = (),
-    ) -> None:
-        self.parameters = dict(parameters or {})
-        self.children = dict(children or {})
-        self.carries = carries
-        self.training = True
-        self._values: dict[str, Array] = {}
-        self._frozen: set[str] = set()
+    rules: ClassVar[tuple[str, ...]] = ()
+    """Names of the rules of relevance between which its own operations have a choice; empty: they have none."""
 
     def define(self, run: Run, x: Value) -> Value:
         """What the layer computes."""
         raise NotImplementedError(type(self).__name__)
-
-    # -- parameters ------------------------------------------------------------------------------------------
-
-    def init(
-        self,
-        seed: Any = 0,
-        xp: Namespace = numpy,
-        device: Any = None,
-        dtype: Any = "float32",
-        scheme: str = "uniform",
-    ) -> Self:
-        """Draw all parameters; the layer itself is returned.
-
-        Parameters
-        ----------
-        seed : int
-            One seed gives the same numbers on every library; each parameter has a stream of its own, by its name.
-        xp : namespace
-            ``numpy``, ``torch``, ``jax.numpy``, ``cupy``, ...
-        device, dtype
-            Of the parameters; dtype by name or as the library's. float16 and bfloat16 are computed with in float32.
-        scheme : {"uniform", "normal", "zeros"}
-            For weights: uniform in +-1/sqrt(fan in), as torch and mamba_ssm; N(0, 0.02^2), as transformers. Decay rates,
-            steps, skips and norms start as in their papers. "zeros": all parameters 0, from which nothing is learnt.
-
-        Raises
-        ------
-        ArgumentError, DtypeError
-            For a namespace, dtype, seed or scheme that is none.
-        """
-        if scheme not in SCHEMES:
-            raise ArgumentError(f"scheme: {scheme!r}; allowed are {', '.join(map(repr, SCHEMES))}")
-        if isinstance(seed, bool) or not isinstance(seed, int | numpy.integer) or seed < 0:
-            raise ArgumentError(f"seed: {seed!r}; allowed is an integer of at least 0")
-        make = drawing.maker(xp, device, dtype)
-        for full, owner, name in self._owners():
-            owner._values[name] = make(drawing.numbers(owner.parameters[name], int(seed), full, scheme))
-        return self
-
-    def _owners(self, prefix: str = "") -> Iterator[tuple[str, Layer, str]]:
-        for name in self.parameters:
-            yield joined(prefix, name), self, name
-        for name, child in self.children.items():
-            yield from child._owners(joined(prefix, name))
-
-    def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-        """All layers in this one by dotted name, itself first under the name ``""``."""
-        yield prefix, self
-        for name, child in self.children.items():
-            yield from child.named_layers(joined(prefix, name))
-
-    def named_parameters(self) -> dict[str, Array]:
-        """All parameters by dotted name, in the order in which they were declared.
-
-        StateError before ``init``.
-        """
-        found = {}
-        for full, owner, name in self._owners():
-            if name not in owner._values:
-                raise StateError(f"parameter {full!r} has no value yet; layer.init(seed, xp) draws all")
-            found[full] = owner._values[name]
-        return found
-
-    def set_parameter(self, name: str, array: Array) -> None:
-        """Put another array in the place of a parameter.
-
-        Raises
-        ------
-        ArgumentError
-            For an unknown name.
-        ShapeError, DtypeError, BackendError, DeviceError
-            Unless shape, dtype, library and device are those of the present one; then nothing is changed.
-        """
-        self.set_parameters({name: array})
-
-    def set_parameters(self, arrays: Mapping[str, Array]) -> None:
-        """Several at once, as ``set_parameter``: all or none."""
-        owners = self._checked(arrays)
-        for full, array in arrays.items():
-            owner, name = owners[full]
-            owner._values[name] = array
-
-    def replaced(self, arrays: Mapping[str, Array]) -> Self:
-        """A layer like this one with other arrays for these parameters; this one is left alone.
-
-        Parameters as a dictionary are a pytree: ``lambda p, x: layer.replaced(p)(x)`` is a function for ``jax.jit`` and
-        ``jax.grad``, and its arrays may be tracers.
-        """
-        owners = self._checked(arrays)
-        own = {id(owner): {**owner._values} for owner, _ in owners.values()}
-        for full, array in arrays.items():
-            owner, name = owners[full]
-            own[id(owner)][name] = array
-        return self._with(own)
-
-    def _with(self, values: Mapping[int, dict[str, Array]]) -> Self:
-        made = copy.copy(self)
-        made._values = values.get(id(self), self._values)
-        made._frozen = set(self._frozen)
-        made.children = {name: child._with(values) for name, child in self.children.items()}
-        return made
-
-    def _checked(self, arrays: Mapping[str, Array]) -> dict[str, tuple[Layer, str]]:
-        owners = {full: (owner, name) for full, owner, name in self._owners()}
-        present = self.named_parameters()
-        for full, array in arrays.items():
-            if full not in owners:
-                raise ArgumentError(f"parameter {full!r}: unknown; the layer has {', '.join(owners)}")
-            check_same_library([("present parameters", present[full]), (full, array)])
-            if tuple(array.shape) != tuple(present[full].shape):
-                raise ShapeError(f"{full}: shape {tuple(array.shape)}, must be {tuple(present[full].shape)}")
-            if dtype_name(array.dtype) != dtype_name(present[full].dtype):
-                raise DtypeError(
-                    f"{full}: dtype {dtype_name(array.dtype)}, must be {dtype_name(present[full].dtype)}"
-                )
-        return {full: owners[full] for full in arrays}
-
-    # -- what is trained -------------------------------------------------------------------------------------
-
-    def freeze(self, prefix: str = "") -> None:
-        """Give these parameters no gradient: an exact name, all under a dotted prefix, or all without one.
-
-        ArgumentError, and nothing changed, if no parameter has that name or prefix.
-        """
-        for _, owner, name in self._matching(prefix):
-            owner._frozen.add(name)
-
-    def unfreeze(self, prefix: str = "") -> None:
-        """The opposite of ``freeze``."""
-        for _, owner, name in self._matching(prefix):
-            owner._frozen.discard(name)
-
-    def _matching(self, prefix: str) -> list[tuple[str, Layer, str]]:
-        found = [
-            entry
-            for entry in self._owners()
-            if not prefix or entry[0] == prefix or entry[0].startswith(prefix + ".")
-        ]
-        if not found:
-            raise ArgumentError(
-                f"prefix: {prefix!r} is no parameter and no prefix of one; the layer has "
-                f"{', '.join(full for full, _, _ in self._owners())}"
-            )
-        return found
-
-    def trainable(self) -> dict[str, Array]:
-        """The parameters that are not frozen, by name."""
-        frozen = {full for full, owner, name in self._owners() if name in owner._frozen}
-        return {name: array for name, array in self.named_parameters().items() if name not in frozen}
-
-    def train(self) -> Self:
-        """Mark this layer and all in it as in training. (None of ours computes otherwise in evaluation.)"""
-        return self._mode(True)
-
-    def eval(self) -> Self:
-        """The opposite of ``train``."""
-        return self._mode(False)
-
-    def _mode(self, training: bool) -> Self:
-        for _, layer in self.named_layers():
-            layer.training = training
-        return self
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -302,6 +126,80 @@ class Layer:
             return self.gradients(run, value, x, found)
 
         return result, pullback
+
+    # -- relevance -------------------------------------------------------------------------------------------
+
+    def supports(self, rule: Rule | str) -> bool:
+        """Whether a rule (or its name) can be chosen for this layer: all in it that has a choice of rules has this one.
+
+        >>> from scanfield.layers import Linear, MambaBlock
+        >>> Linear(2, 2).supports("gamma"), MambaBlock(2).supports("gamma"), MambaBlock(2).supports("epsilon")
+        (True, False, True)
+        """
+        name = rule if isinstance(rule, str) else rule.name
+        choosing = [layer for _, layer in self.named_layers() if layer.rules]
+        return bool(choosing) and all(name in layer.rules for layer in choosing)
+
+    def relevance(
+        self,
+        R_output: Array | None,
+        x: Array,
+        state: State | None = None,
+        *,
+        R_state: Mapping[str, Array] | None = None,
+        rules: Composite | Rule | None = None,
+        epsilon: float = 1e-6,
+        cu_seqlens: Any = None,
+    ) -> LayerRelevance:
+        """Relevance of x and of the state that came in, from that of the output (LRP).
+
+        Parameters
+        ----------
+        R_output : array in the shape of the output, or None
+            Relevance of each output number; for the question "why this logit" the logit itself at its place, 0 elsewhere.
+        x, state, cu_seqlens
+            As in the call.
+        R_state : dict, optional
+            Relevance of the state that goes out, by name.
+        rules : Composite or Rule, optional
+            By name or class of layer; one rule is the default of a composite. Without it relevance passes through linear
+            parts unchanged.
+        epsilon : float
+            Stabiliser of the output, and of the few divisions inside.
+
+        Returns
+        -------
+        LayerRelevance
+            ``x``, ``state`` and a ``report`` of what was conserved, in float32 at least.
+
+        Raises
+        ------
+        ArgumentError
+            For a rule that a layer does not have or a name that no layer has, before anything runs; without relevance.
+        ShapeError, DtypeError, BackendError, DeviceError, StateError
+            As in the call, and for relevance that does not fit.
+
+        Notes
+        -----
+        MambaLRP (arXiv 2406.07592): identity rule for activations, half to each factor of a SiLU gate, norms, steps, decays,
+        keys, queries and read-outs held constant, residual branches each with their own part. Equals gradient times input
+        of the layer with these held constant.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from scanfield.layers import Linear
+        >>> layer = Linear(2, 1, bias=False).init(0, numpy, dtype="float64")
+        >>> layer.set_parameter("weight", numpy.array([[3.0, -1.0]]))
+        >>> layer.relevance(numpy.array([[[2.0]]]), numpy.array([[[1.0, 1.0]]]), epsilon=0.0).x
+        array([[[ 3., -1.]]])
+        """
+        composite = rules if isinstance(rules, Composite) else Composite(default=rules)
+        resolved = composite.resolve(self)
+        run, value = self.start(x, state, read_bounds(cu_seqlens), keep=True, save=True)
+        last = self.through(run, value)
+        walked = self.propagate(run, last, R_output, R_state, composite, resolved, epsilon)
+        return self.relevances(run, value, walked)
 
     # -- the parts of a run, for Trace -----------------------------------------------------------------------
 
@@ -392,6 +290,47 @@ class Layer:
         with quiet(library_of(last.array, "output").name):
             return walk_back(run.xp, run.entries, seeds, keep=keep)
 
+    def propagate(
+        self,
+        run: Run,
+        last: Value,
+        R_output: Array | None,
+        R_state: Mapping[str, Array] | None,
+        composite: Composite,
+        resolved: Mapping[str, Rule],
+        epsilon: Any,
+    ) -> Walked:
+        """Walk back with relevance that fits."""
+        if R_output is None and not R_state:
+            raise ArgumentError("R_output: relevance of the output or of the state is needed, both are None")
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < inf:
+            raise ArgumentError(f"epsilon: {epsilon!r}; allowed is a finite number of at least 0")
+        seeds = [(last, seed(run, last, R_output, "R_output"), float(epsilon))]
+        for name, array in (R_state or {}).items():
+            if name not in run.carried:
+                raise ArgumentError(
+                    f"R_state: {name!r}; the state holds {', '.join(run.carried) or 'nothing'}"
+                )
+            # A state is no read-out: the sequence that goes on sees no second stabiliser.
+            value = run.carried[name]
+            seeds.append((value, seed(run, value, array, f"R_state[{name!r}]"), 0.0))
+        with quiet(library_of(last.array, "output").name):
+            return walk(run, seeds, resolved, composite, float(epsilon))
+
+    def relevances(self, run: Run, value: Value, walked: Walked) -> LayerRelevance:
+        """By name; 0 where nothing arrived."""
+        xp = run.xp
+
+        def of(leaf: Value | None, array: Array) -> Array:
+            found = None if leaf is None else walked.values.get(leaf.index)
+            if found is not None:
+                return found
+            return xp.zeros(array.shape, dtype=run.dtype, device=device_of(array))
+
+        before = {name: of(run.before.get(name), array) for name, array in (run.state or {}).items()}
+        with quiet(library_of(value.array, "x").name):
+            return LayerRelevance(of(value, value.array), before, report_of(xp, walked, run))
+
     def gradients(
         self, run: Run, value: Value, x: Array, found: Mapping[int, Array]
     ) -> tuple[Array | None, State | None, dict[str, Array]]:
@@ -417,15 +356,3 @@ def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None
     if tuple(array.shape) != tuple(value.array.shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, must be {tuple(value.array.shape)}")
     return cast(run.xp, array, run.dtype)
-
-
-def place_of(layer: Layer) -> Any:
-    """The device of a layer's parameters."""
-    return device_of(next(iter(layer.named_parameters().values())))
-
-
-def sizes(**given: Any) -> None:
-    """ArgumentError unless each of these is an integer of at least 1."""
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
-            raise ArgumentError(f"{name}: {value!r}; allowed is an integer of at least 1")

@@ -8,9 +8,10 @@ from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear
 from scanfield.layers.functions import Activation, Gate, Split
-from scanfield.layers.layer import Layer, sizes
+from scanfield.layers.layer import Layer
 from scanfield.layers.linear import Matrix
 from scanfield.layers.parameters import Parameter
+from scanfield.layers.parametrised import sizes
 from scanfield.layers.scan import Rates, Scan
 from scanfield.layers.tape import Run, Value
 
@@ -41,6 +42,8 @@ class SelectiveSSM(Layer):
     >>> layer(numpy.ones((1, 5, 2), dtype=numpy.float32)).state["ssm"].shape
     (1, 2, 3)
     """
+
+    rules = ("epsilon",)
 
     def __init__(
         self, d_model: int, state_size: int, *, log_rates: bool = False, method: str | None = None
@@ -113,6 +116,8 @@ class MambaBlock(Layer):
     >>> y_next.shape, sorted(state)
     ((2, 4), ['conv1d.conv', 'ssm'])
     """
+
+    rules = ("epsilon",)
 
     def __init__(
         self,

@@ -8,9 +8,10 @@ from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear, RMSNorm
 from scanfield.layers.functions import Activation, Gate, Heads, Split
-from scanfield.layers.layer import Layer, sizes
+from scanfield.layers.layer import Layer
 from scanfield.layers.mamba import multiple
 from scanfield.layers.parameters import Parameter
+from scanfield.layers.parametrised import sizes
 from scanfield.layers.scan import Rates, Scan
 from scanfield.layers.tape import Run, Value
 
@@ -49,6 +50,8 @@ class Mamba2Block(Layer):
     >>> block(numpy.ones((1, 5, 4), dtype=numpy.float32)).state["ssm"].shape
     (1, 4, 2, 3)
     """
+
+    rules = ("epsilon",)
 
     def __init__(
         self,

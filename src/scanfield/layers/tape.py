@@ -215,10 +215,8 @@ def walk_back(
     return found
 
 
-def rerun(
-    xp: Namespace, entries: Sequence[Entry], patched: Mapping[int, Array], result: Value
-) -> tuple[dict[int, Array], Array]:
-    """All values that change, and the result, when some values are replaced; what does not depend on them is reused."""
+def rerun(xp: Namespace, entries: Sequence[Entry], patched: Mapping[int, Array]) -> dict[int, Array]:
+    """All values that change when some are replaced, by index; what does not depend on those is not run."""
     changed = dict(patched)
     for entry in entries:
         if not any(value is not None and value.index in changed for value in entry.inputs):
@@ -226,7 +224,7 @@ def rerun(
         arrays = [None if value is None else changed.get(value.index, value.array) for value in entry.inputs]
         for value, array in zip(entry.outputs, entry.function.forward(xp, *arrays), strict=True):
             changed[value.index] = patched.get(value.index, array)
-    return changed, changed.get(result.index, result.array)
+    return changed
 
 
 def check_unchanged(before: Mapping[str, Array], now: Mapping[str, Array], what: str) -> None:
