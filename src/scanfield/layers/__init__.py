@@ -1,6 +1,7 @@
 """Layers with parameters for arrays of every library: they run, learn by hand-derived gradients, and explain themselves."""
 
 from scanfield.layers.basic import Activated, CausalConv1d, Embedding, Linear, Residual, RMSNorm, Sequential
+from scanfield.layers.checkpoint import load, load_state_dict, save, state_dict
 from scanfield.layers.explain import BlockReport, Composite, LayerRelevance
 from scanfield.layers.gated_delta_net import GatedDeltaNet2, GatedDeltaNet2Config
 from scanfield.layers.language_model import LanguageModel
@@ -35,4 +36,8 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_step",
     "causal_conv1d_vjp",
+    "load",
+    "load_state_dict",
+    "save",
+    "state_dict",
 ]
