@@ -3,7 +3,7 @@
 | ``names`` | a language model's parameters are called |
 |---|---|
 | ``"scanfield"`` | ``embedding``, ``layers.0.norm``, ``layers.0.mixer``, ``norm_f``, ``lm_head`` |
-| ``"mamba_ssm"`` | ``backbone.embedding``, ``backbone.layers.0.norm``, ``backbone.layers.0.mixer``, ``backbone.norm_f``, ``lm_head`` |
+| ``"mamba_ssm"`` | the same behind ``backbone.``, apart from ``lm_head`` |
 | ``"transformers"`` | as mamba_ssm, but ``backbone.embeddings`` |
 | ``"fla"`` | ``model.embeddings``, ``model.layers.0.attn_norm``, ``model.layers.0.attn``, ``model.norm``, ``lm_head`` |
 
