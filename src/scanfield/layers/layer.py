@@ -53,6 +53,8 @@ class Layer(Parametrised):
     rules: ClassVar[tuple[str, ...]] = ()
     """Names of the rules of relevance between which its own operations have a choice; empty: they have none."""
 
+    _state_names: tuple[str, ...] | None = None
+
     def define(self, run: Run, x: Value) -> Value:
         """What the layer computes."""
         raise NotImplementedError(type(self).__name__)
@@ -244,7 +246,10 @@ class Layer(Parametrised):
 
     def state_names(self) -> tuple[str, ...]:
         """The names of the state, in order."""
-        return tuple([joined(path, name) for path, layer in self.named_layers() for name in layer.carries])
+        if self._state_names is None:
+            found = [joined(path, name) for path, layer in self.named_layers() for name in layer.carries]
+            self._state_names = tuple(found)
+        return self._state_names
 
     def _state(self, xp: Namespace, dtype: Any, state: Mapping[str, Array] | None) -> State | None:
         if state is None:

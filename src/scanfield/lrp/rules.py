@@ -294,7 +294,7 @@ def stabilised(xp: Namespace, R: Array, z: Array, epsilon: Any, *, signed: bool 
 def signed_parts(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """max(x, 0) and min(x, 0)"""
     nothing = xp.zeros_like(x)
-    return xp.where(x > 0, x, nothing), xp.where(x < 0, x, nothing)
+    return xp.maximum(x, nothing), xp.minimum(x, nothing)
 
 
 def _two_sided(
