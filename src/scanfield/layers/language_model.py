@@ -1,0 +1,69 @@
+"""A language model of any mixers: embedding, pre-norm residual layers, a last norm, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scanfield.errors import ArgumentError
+from scanfield.layers.basic import Embedding, Linear, Residual, RMSNorm, Sequential
+from scanfield.layers.layer import Layer
+from scanfield.layers.linear import Matrix
+from scanfield.layers.parametrised import sizes
+from scanfield.layers.tape import Run, Value
+
+
+class LanguageModel(Layer):
+    """tokens -> embedding -> x + mixer(norm(x)) for each mixer -> norm -> logits.
+
+    Parameters
+    ----------
+    vocabulary, width : int
+    mixers : sequence of layers
+        Each maps width to width: ``MambaBlock``, ``Mamba2Block``, ``GatedDeltaNet2``, or your own.
+    tied : bool
+        Logits use the embedding's weight; else ``lm_head.weight``.
+    epsilon : float
+        Of the norms.
+
+    Names: ``embedding``, ``layers.0.norm``, ``layers.0.mixer``, ..., ``norm_f``, ``lm_head``; ``state_dict`` translates them
+    to those of mamba_ssm, transformers and flash-linear-attention. ArgumentError for no mixer and sizes below 1.
+
+    >>> import numpy
+    >>> from scanfield.layers import MambaBlock
+    >>> model = LanguageModel(11, 4, [MambaBlock(4, 2), MambaBlock(4, 2)]).init(0, numpy)
+    >>> model(numpy.array([[1, 5, 3]])).output.shape
+    (1, 3, 11)
+    """
+
+    tokens = True
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        mixers: Sequence[Layer],
+        *,
+        tied: bool = True,
+        epsilon: float = 1e-5,
+    ) -> None:
+        sizes(vocabulary=vocabulary, width=width)
+        if not mixers or not all(isinstance(mixer, Layer) for mixer in mixers):
+            raise ArgumentError(f"mixers: {mixers!r}; allowed is a sequence of at least one layer")
+        self.tied = tied
+        blocks = [Residual(Sequential(norm=RMSNorm(width, epsilon=epsilon), mixer=mixer)) for mixer in mixers]
+        children: dict[str, Layer] = {
+            "embedding": Embedding(vocabulary, width),
+            "layers": Sequential(*blocks),
+            "norm_f": RMSNorm(width, epsilon=epsilon),
+        }
+        if not tied:
+            children["lm_head"] = Linear(width, vocabulary, bias=False)
+        super().__init__(children=children)
+
+    def define(self, run: Run, x: Value) -> Value:
+        """Logits."""
+        for name in ("embedding", "layers", "norm_f"):
+            x = run.layer(name, self.children[name], x)
+        if self.tied:
+            return run.one(Matrix(), x, run.parameter("embedding.weight"), None)
+        return run.layer("lm_head", self.children["lm_head"], x)

@@ -1,0 +1,201 @@
+"""Parameters in a tree of layers: by dotted name, drawn by seed, replaced when they fit, frozen by prefix."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy
+
+from scanfield.arrays import Array, Namespace, check_same_library, dtype_name
+from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.layers import parameters as drawing
+from scanfield.layers.parameters import SCHEMES, Parameter
+from scanfield.layers.tape import joined
+
+
+class Parametrised:
+    """What has parameters of its own (name -> ``Parameter``), and children that have theirs."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter] | None = None,
+        children: Mapping[str, Any] | None = None,
+        carries: tuple[str, ...] = (),
+    ) -> None:
+        self.parameters = dict(parameters or {})
+        self.children: dict[str, Any] = dict(children or {})
+        self.carries = carries
+        self.training = True
+        self._values: dict[str, Array] = {}
+        self._frozen: set[str] = set()
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def init(
+        self,
+        seed: Any = 0,
+        xp: Namespace = numpy,
+        device: Any = None,
+        dtype: Any = "float32",
+        scheme: str = "uniform",
+    ) -> Self:
+        """Draw all parameters; the layer itself is returned.
+
+        Parameters
+        ----------
+        seed : int
+            One seed gives the same numbers on every library; each parameter has a stream of its own, by its name.
+        xp : namespace
+            ``numpy``, ``torch``, ``jax.numpy``, ``cupy``, ...
+        device, dtype
+            Of the parameters; dtype by name or as the library's. float16 and bfloat16 are computed with in float32.
+        scheme : {"uniform", "normal", "zeros"}
+            For weights: uniform in +-1/sqrt(fan in), as torch and mamba_ssm; N(0, 0.02^2), as transformers. Decay rates,
+            steps, skips and norms start as in their papers. "zeros": all parameters 0, from which nothing is learnt.
+
+        Raises
+        ------
+        ArgumentError, DtypeError
+            For a namespace, dtype, seed or scheme that is none.
+        """
+        if scheme not in SCHEMES:
+            raise ArgumentError(f"scheme: {scheme!r}; allowed are {', '.join(map(repr, SCHEMES))}")
+        if isinstance(seed, bool) or not isinstance(seed, int | numpy.integer) or seed < 0:
+            raise ArgumentError(f"seed: {seed!r}; allowed is an integer of at least 0")
+        make = drawing.maker(xp, device, dtype)
+        for full, owner, name in self._owners():
+            owner._values[name] = make(drawing.numbers(owner.parameters[name], int(seed), full, scheme))
+        return self
+
+    def _owners(self, prefix: str = "") -> Iterator[tuple[str, Parametrised, str]]:
+        for name in self.parameters:
+            yield joined(prefix, name), self, name
+        for name, child in self.children.items():
+            yield from child._owners(joined(prefix, name))
+
+    def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """All layers in this one by dotted name, itself first under the name ``""``."""
+        yield prefix, self
+        for name, child in self.children.items():
+            yield from child.named_layers(joined(prefix, name))
+
+    def named_parameters(self) -> dict[str, Array]:
+        """All parameters by dotted name, in the order in which they were declared.
+
+        StateError before ``init``.
+        """
+        found = {}
+        for full, owner, name in self._owners():
+            if name not in owner._values:
+                raise StateError(f"parameter {full!r} has no value yet; layer.init(seed, xp) draws all")
+            found[full] = owner._values[name]
+        return found
+
+    def set_parameter(self, name: str, array: Array) -> None:
+        """Put another array in the place of a parameter.
+
+        Raises
+        ------
+        ArgumentError
+            For an unknown name.
+        ShapeError, DtypeError, BackendError, DeviceError
+            Unless shape, dtype, library and device are those of the present one; then nothing is changed.
+        """
+        self.set_parameters({name: array})
+
+    def set_parameters(self, arrays: Mapping[str, Array]) -> None:
+        """Several at once, as ``set_parameter``: all or none."""
+        owners = self._checked(arrays)
+        for full, array in arrays.items():
+            owner, name = owners[full]
+            owner._values[name] = array
+
+    def replaced(self, arrays: Mapping[str, Array]) -> Self:
+        """A layer like this one with other arrays for these parameters; this one is left alone.
+
+        Parameters as a dictionary are a pytree: ``lambda p, x: layer.replaced(p)(x)`` is a function for ``jax.jit`` and
+        ``jax.grad``, and its arrays may be tracers.
+        """
+        owners = self._checked(arrays)
+        own = {id(owner): {**owner._values} for owner, _ in owners.values()}
+        for full, array in arrays.items():
+            owner, name = owners[full]
+            own[id(owner)][name] = array
+        return self._with(own)
+
+    def _with(self, values: Mapping[int, dict[str, Array]]) -> Self:
+        made = copy.copy(self)
+        made._values = values.get(id(self), self._values)
+        made._frozen = set(self._frozen)
+        made.children = {name: child._with(values) for name, child in self.children.items()}
+        return made
+
+    def _checked(self, arrays: Mapping[str, Array]) -> dict[str, tuple[Parametrised, str]]:
+        owners = {full: (owner, name) for full, owner, name in self._owners()}
+        present = self.named_parameters()
+        for full, array in arrays.items():
+            if full not in owners:
+                raise ArgumentError(f"parameter {full!r}: unknown; the layer has {', '.join(owners)}")
+            check_same_library([("present parameters", present[full]), (full, array)])
+            if tuple(array.shape) != tuple(present[full].shape):
+                raise ShapeError(f"{full}: shape {tuple(array.shape)}, must be {tuple(present[full].shape)}")
+            if dtype_name(array.dtype) != dtype_name(present[full].dtype):
+                raise DtypeError(
+                    f"{full}: dtype {dtype_name(array.dtype)}, must be {dtype_name(present[full].dtype)}"
+                )
+        return {full: owners[full] for full in arrays}
+
+    # -- what is trained -------------------------------------------------------------------------------------
+
+    def freeze(self, prefix: str = "") -> None:
+        """Give these parameters no gradient: an exact name, all under a dotted prefix, or all without one.
+
+        ArgumentError, and nothing changed, if no parameter has that name or prefix.
+        """
+        for _, owner, name in self._matching(prefix):
+            owner._frozen.add(name)
+
+    def unfreeze(self, prefix: str = "") -> None:
+        """The opposite of ``freeze``."""
+        for _, owner, name in self._matching(prefix):
+            owner._frozen.discard(name)
+
+    def _matching(self, prefix: str) -> list[tuple[str, Parametrised, str]]:
+        found = [
+            entry
+            for entry in self._owners()
+            if not prefix or entry[0] == prefix or entry[0].startswith(prefix + ".")
+        ]
+        if not found:
+            raise ArgumentError(
+                f"prefix: {prefix!r} is no parameter and no prefix of one; the layer has "
+                f"{', '.join(full for full, _, _ in self._owners())}"
+            )
+        return found
+
+    def trainable(self) -> dict[str, Array]:
+        """The parameters that are not frozen, by name."""
+        frozen = {full for full, owner, name in self._owners() if name in owner._frozen}
+        return {name: array for name, array in self.named_parameters().items() if name not in frozen}
+
+    def train(self) -> Self:
+        """Mark this layer and all in it as in training. (None of ours computes otherwise in evaluation.)"""
+        return self._mode(True)
+
+    def eval(self) -> Self:
+        """The opposite of ``train``."""
+        return self._mode(False)
+
+    def _mode(self, training: bool) -> Self:
+        for _, layer in self.named_layers():
+            layer.training = training
+        return self
+
+
+def sizes(**given: Any) -> None:
+    """ArgumentError unless each of these is an integer of at least 1."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
+            raise ArgumentError(f"{name}: {value!r}; allowed is an integer of at least 1")
