@@ -4,6 +4,6 @@ Code that is written for those packages runs unchanged where they are missing, o
 stand-ins in their places.
 """
 
-from scanfield.compat import mamba_ssm
+from scanfield.compat import fla, mamba_ssm
 
-__all__ = ["mamba_ssm"]
+__all__ = ["fla", "mamba_ssm"]
