@@ -5,5 +5,6 @@ stand-ins in their places.
 """
 
 from scanfield.compat import fla, mamba_ssm
+from scanfield.compat._install import Installation, install
 
-__all__ = ["fla", "mamba_ssm"]
+__all__ = ["Installation", "fla", "install", "mamba_ssm"]
