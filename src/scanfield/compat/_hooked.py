@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from math import prod
 from typing import Any
 
 from scanfield.arrays import Array, copy
@@ -20,6 +21,9 @@ from scanfield.compat._fla_delta import chunk_gated_delta_rule
 from scanfield.compat._selective import selective_scan_fn
 from scanfield.compat._ssd import mamba_chunk_scan_combined
 from scanfield.compat._state_update import selective_state_update
+
+# Below so many elements of the state, transformers' own few operations for one token cost less than ours, on one core.
+_SMALL_STATE = 200_000
 
 
 @dataclass
@@ -98,8 +102,9 @@ def update(
     original: Any, frame: Frame, state: Array, x: Array, dt: Array, A: Array, B: Array, C: Array, D: Any = None,
     z: Any = None, dt_bias: Any = None, dt_softplus: bool = False, **unused: Any,
 ) -> Any:  # fmt: skip
-    """mamba_selective_state_update and mamba2_selective_state_update: the state is overwritten."""
-    return selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+    """mamba2_selective_state_update: the state is overwritten."""
+    update = original if prod(state.shape) < _SMALL_STATE else selective_state_update
+    return update(state, x, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
 
 
 def chunk_scan(
@@ -151,6 +156,8 @@ def gated_delta_rule(
     original: Any, frame: Frame, query: Array, key: Array, value: Array, **given: Any
 ) -> Any:
     """torch_chunk_gated_delta_rule and torch_recurrent_gated_delta_rule."""
+    if _is_small_step(query, value):
+        return original(query, key, value, **given)
     return _rule(chunk_gated_delta_rule, frame, query, key, value, **given)
 
 
@@ -158,7 +165,14 @@ def kimi_delta_attention(
     original: Any, frame: Frame, query: Array, key: Array, value: Array, **given: Any
 ) -> Any:
     """chunk_kimi_delta_attention and recurrent_kimi_delta_attention."""
+    if _is_small_step(query, value):
+        return original(query, key, value, **given)
     return _rule(chunk_kda, frame, query, key, value, **given)
+
+
+def _is_small_step(query: Array, value: Array) -> bool:
+    batch, time, heads, width = value.shape
+    return bool(time == 1 and batch * heads * width * query.shape[3] < _SMALL_STATE)
 
 
 def _rule(

@@ -28,8 +28,7 @@ class _Kind(NamedTuple):
 _CONVOLUTION = {"causal_conv1d_fn": _hooked.convolution}
 _MAMBA = _Kind(
     {
-        "mamba_selective_scan": _hooked.scan,
-        "mamba_selective_state_update": _hooked.update,
+        "mamba_selective_scan": _hooked.scan,  # one decoding step is right and cheap in transformers' own form
         "mamba_inner_fn": _hooked.nothing_fused,
         **_CONVOLUTION,
     },
@@ -152,14 +151,21 @@ def accelerate(model: Any) -> Acceleration:
     return Acceleration(model, layers, modules)
 
 
+_kinds: dict[type, str | None] = {}  # asked at each layer of each token
+
+
 def _kind_of(layer: Any) -> str | None:
     """The model type of a recurrent layer, seen by its class or one that it inherits from."""
-    for cls in type(layer).__mro__:
-        if cls.__module__.startswith(_PREFIX):
-            name = cls.__module__.removeprefix(_PREFIX).partition(".")[0]
-            if name in _MODELS and cls.__name__ == _MODELS[name][0]:
-                return name
-    return None
+    cls = type(layer)
+    if cls not in _kinds:
+        _kinds[cls] = next(filter(None, map(_kind_by_name, cls.__mro__)), None)
+    return _kinds[cls]
+
+
+def _kind_by_name(cls: type) -> str | None:
+    name = cls.__module__.removeprefix(_PREFIX).partition(".")[0]
+    known = cls.__module__.startswith(_PREFIX) and name in _MODELS and cls.__name__ == _MODELS[name][0]
+    return name if known else None
 
 
 def _module(name: str) -> ModuleType:
@@ -266,17 +272,16 @@ def _forget_sequences(model: Any, args: Any, output: Any) -> None:
 
 
 def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    name = _kind_of(layer)
-    assert name is not None
-    hidden = args[0] if args else kwargs["hidden_states"]
     _hooked.enter(_hooked.Frame())  # whatever raises from here on, the closing hook finds one
+    hidden = args[0] if args else kwargs["hidden_states"]
     batch, time = hidden.shape[:2]
     if time == 1:
         return
     frame = _hooked.Frame(seq_idx=_sequences(layer, kwargs, hidden, batch, time))
-    if _MODELS[name][1].drops_state:
-        cache = next((kwargs[word] for word in _CACHES if kwargs.get(word) is not None), None)
-        state = None if cache is None else cache.get_recurrent_state(layer.layer_idx, state_idx=0)
+    name = _kind_of(layer)
+    if name is not None and _MODELS[name][1].drops_state:
+        states = next((kwargs[word] for word in _CACHES if kwargs.get(word) is not None), None)
+        state = None if states is None else states.get_recurrent_state(layer.layer_idx, state_idx=0)
         frame.state = (
             None if state is None else copy(state)
         )  # the cache writes into its buffer in the same pass
