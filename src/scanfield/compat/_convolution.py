@@ -58,8 +58,8 @@ def causal_conv1d(
     Returns
     -------
     (output, final_state)
-        ``output`` (batch, time, channels) and ``final_state`` (batch or sequences, W - 1, channels), the last inputs, both
-        in the dtype of ``x``; the sum is taken in float32 at least.
+        ``output`` (batch, time, channels) and ``final_state`` (batch or sequences, W - 1, channels), the last
+        inputs, both in the dtype of ``x``; the sum is taken in float32 at least.
 
     Raises
     ------
@@ -276,7 +276,8 @@ def causal_conv1d_update(
     bias : array (channels,), optional
     activation : None, "silu" or "swish"
     cache_seqlens : integers (batch,), optional
-        How many inputs each row has seen: ``conv_state`` is then a ring, and token i goes to (cache_seqlens + i) mod S.
+        How many inputs each row has seen: ``conv_state`` is then a ring, and token i goes to (cache_seqlens + i)
+        mod S.
     conv_state_indices : integers (batch,), optional
         Row i works on ``conv_state[conv_state_indices[i]]`` of a larger pool.
 
@@ -287,7 +288,8 @@ def causal_conv1d_update(
     Raises
     ------
     BackendError
-        For a state that cannot be changed in place (JAX, read-only NumPy); ``causal_conv1d`` returns its state instead.
+        For a state that cannot be changed in place (JAX, read-only NumPy); ``causal_conv1d`` returns its state
+        instead.
     ShapeError, DtypeError, DeviceError, ArgumentError
         As ``causal_conv1d``; rows outside of the pool or named twice. Nothing is changed then.
 

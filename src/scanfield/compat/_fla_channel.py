@@ -1,7 +1,7 @@
 """flash-linear-attention's rules with a decay for each channel: gdn2 and kda, in both forms.
 
-The two forms of a rule are one computation here; they differ in the order of their arguments, in defaults, and in which
-gates they can compute. Both have all gradients.
+The two forms of a rule are one computation here; they differ in the order of their arguments, in defaults, and in
+which gates they can compute. Both have all gradients.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def chunk_gated_delta_rule(
     v : array (batch, time, vheads, V)
         ``vheads`` a multiple of ``heads``.
     g : array (batch, time, vheads)
-        Natural logarithm of the decay; with ``use_gate_in_kernel=True`` (a keyword behind the signature) the raw gate of
+        Natural logarithm of the decay; with ``use_gate_in_kernel=True`` (a keyword behind the signature) the raw
+        gate of
         -exp(A_log) softplus(g + dt_bias), both parameters (vheads,).
     beta : array (batch, time, vheads)
         Strength of erasing and writing; with ``use_beta_sigmoid_in_kernel`` its logit.
@@ -95,8 +96,8 @@ def fused_recurrent_gated_delta_rule(
     Parameters
     ----------
     g, gk, gv : arrays (batch, time, vheads), (batch, time, vheads, K), (batch, time, vheads, V), optional
-        Natural logarithms of decays of the head, of key channels and of value channels, multiplied together. **The fifth
-        position is gk**, where ``chunk_gated_delta_rule`` has beta.
+        Natural logarithms of decays of the head, of key channels and of value channels, multiplied together. **The
+        fifth position is gk**, where ``chunk_gated_delta_rule`` has beta.
     beta : array (batch, time, vheads) or (batch, time, vheads, V), optional
         1 if absent.
 
@@ -200,7 +201,8 @@ def chunk_delta_rule(
         ``vheads`` is ``heads`` upstream; a multiple is taken too. float32 is taken too.
     beta : array (batch, time, vheads)
 
-    The other arguments, the results and the errors are those of ``chunk_gdn2``; of further keywords ``chunk_size`` alone.
+    The other arguments, the results and the errors are those of ``chunk_gdn2``; of further keywords ``chunk_size``
+    alone.
 
     Notes
     -----

@@ -170,7 +170,8 @@ def chunk_simple_gla(
     g_gamma : array (heads,), optional
         Natural logarithm of a constant decay; with ``g`` both apply.
 
-    The other arguments, the results and the errors are those of ``chunk_gla``; of further keywords ``chunk_size`` alone.
+    The other arguments, the results and the errors are those of ``chunk_gla``; of further keywords ``chunk_size``
+    alone.
 
     Notes
     -----

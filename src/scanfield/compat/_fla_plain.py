@@ -23,7 +23,8 @@ def chunk_retention(
 ) -> tuple[Any, ...]:
     """``fla.ops.retention.chunk_retention``: head h decays by 1 - 2^(-5 - h) at every token.
 
-    The arguments, results and errors are those of ``chunk_gla`` without ``g``; of further keywords ``chunk_size`` alone.
+    The arguments, results and errors are those of ``chunk_gla`` without ``g``; of further keywords ``chunk_size``
+    alone.
 
     Notes
     -----

@@ -1,7 +1,7 @@
 """What runs in the place of transformers' own functions: its calls, answered by the stand-ins.
 
-A mixer's forward pass leaves a `Frame`: the state that it brings along and the sequences that lie in its rows. The functions
-here read the innermost one of their thread; outside of every frame transformers' own function runs.
+A mixer's forward pass leaves a `Frame`: the state that it brings along and the sequences that lie in its rows. The
+functions here read the innermost one of their thread; outside of every frame transformers' own function runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Importable stand-ins for mamba_ssm, causal_conv1d and fla where the real packages are absent.
 
-A finder at the front of ``sys.meta_path`` answers for the names of a stand-in, so that ``import``, ``find_spec`` and reload
-see ordinary packages; nothing is imported before it is asked for.
+A finder at the front of ``sys.meta_path`` answers for the names of a stand-in, so that ``import``, ``find_spec``
+and reload see ordinary packages; nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -137,22 +137,23 @@ class Installation:
 def install(*packages: str, replace: bool = False) -> Installation:
     """Make ``mamba_ssm``, ``causal_conv1d`` and ``fla`` importable where the real packages are absent.
 
-    Code written for them then runs unchanged, on arrays of any library, with no GPU: their modules hold the functions of
-    ``compat.mamba_ssm`` and ``compat.fla``, under upstream's paths. Call it before the code that imports them; programs that
-    look for these packages when they are imported (as transformers' models do) see what is there at that moment.
+    Code written for them then runs unchanged, on arrays of any library, with no GPU: their modules hold the
+    functions of ``compat.mamba_ssm`` and ``compat.fla``, under upstream's paths. Call it before the code that
+    imports them; programs that look for these packages when they are imported (as transformers' models do) see what
+    is there at that moment.
 
     Parameters
     ----------
     *packages : "mamba_ssm", "causal_conv1d" or "fla"
     replace : bool
-        Stand in for a package that is installed but was not imported yet: for mamba_ssm without its compiled kernels, or fla
-        without Triton, whose import fails.
+        Stand in for a package that is installed but was not imported yet: for mamba_ssm without its compiled
+        kernels, or fla without Triton, whose import fails.
 
     Returns
     -------
     Installation
-        ``undo()`` or the end of a ``with`` block takes down what this call has put up. A package that an earlier call put up
-        stays that call's.
+        ``undo()`` or the end of a ``with`` block takes down what this call has put up. A package that an earlier
+        call put up stays that call's.
 
     Raises
     ------

@@ -134,8 +134,8 @@ def run(
 ) -> tuple[Any, ...]:
     """``gdn2`` with upstream's conventions for states and results; ``beta`` is both erase and write.
 
-    ``value_decay`` (batch, time, vheads, V) decays value channels, and ``beta`` may have an axis of them: the columns of a
-    state do not know each other, so each is then a head of its own.
+    ``value_decay`` (batch, time, vheads, V) decays value channels, and ``beta`` may have an axis of them: the
+    columns of a state do not know each other, so each is then a head of its own.
     """
     width = v.shape[-1]
     state = turned(xp, initial_state, state_v_first)

@@ -34,8 +34,8 @@ def selective_scan_fn(
     u, delta : arrays (batch, channels, time)
     A : array (channels, state), real or complex
     B, C : arrays (channels, state), (batch, state, time) or (batch, groups, state, time)
-        Told apart by rank, each for itself. With complex A, those with a time axis are real and twice as long: real and
-        imaginary parts alternate along the last axis.
+        Told apart by rank, each for itself. With complex A, those with a time axis are real and twice as long: real
+        and imaginary parts alternate along the last axis.
     D : array (channels,), optional
     z : array (batch, channels, time), optional
         Gate, multiplies the output by z sigmoid(z).
@@ -44,8 +44,8 @@ def selective_scan_fn(
     return_last_state : bool
         Also return the state after the last token.
     initial_state : array (batch, channels, state), optional
-        Not upstream: the state before the first token; with ``cu_seqlens`` one for each sequence, with ``seq_idx`` that of
-        each row's first sequence.
+        Not upstream: the state before the first token; with ``cu_seqlens`` one for each sequence, with ``seq_idx``
+        that of each row's first sequence.
     seq_idx : integers (batch, time), optional
         Not upstream: the state starts anew wherever this number changes.
     cu_seqlens : integers (sequences + 1,), optional
@@ -53,8 +53,8 @@ def selective_scan_fn(
 
     Returns
     -------
-    array (batch, channels, time) in the dtype of ``u``, or with ``return_last_state`` that and the state (batch, channels,
-    state), which has gradients here and is float32 at least
+    array (batch, channels, time) in the dtype of ``u``, or with ``return_last_state`` that and the state (batch,
+    channels, state), which has gradients here and is float32 at least
 
     Raises
     ------
@@ -105,8 +105,8 @@ def selective_scan_ref(
 ) -> Any:
     """``mamba_ssm.ops.selective_scan_interface.selective_scan_ref``: ``selective_scan_fn`` by the generic token loop.
 
-    Parameters, results and errors are those of ``selective_scan_fn``; what runs is ``method="generic.recurrent"``, the
-    readable form that defines the result.
+    Parameters, results and errors are those of ``selective_scan_fn``; what runs is ``method="generic.recurrent"``,
+    the readable form that defines the result.
 
     Examples
     --------

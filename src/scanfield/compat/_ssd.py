@@ -51,21 +51,23 @@ def mamba_chunk_scan_combined(
     seq_idx : integers (batch, time), optional
         The state starts anew wherever this number changes.
     cu_seqlens : integers (sequences + 1,), optional
-        Bounds of sequences packed into one row (batch 1). They separate the sequences here, whatever else is asked for;
-        upstream ignores them unless ``return_varlen_states``, and leaves the separation to ``seq_idx``.
+        Bounds of sequences packed into one row (batch 1). They separate the sequences here, whatever else is asked
+        for; upstream ignores them unless ``return_varlen_states``, and leaves the separation to ``seq_idx``.
     dt_softplus : bool
     dt_limit : (lowest, highest)
         Clamp of the step, after softplus.
     return_final_states : bool
         Also return the state after each row's last token, (batch, heads, P, N).
     return_varlen_states : bool
-        Also return the state after each sequence of ``cu_seqlens``, (sequences, heads, P, N); it has gradients here.
+        Also return the state after each sequence of ``cu_seqlens``, (sequences, heads, P, N); it has gradients
+        here.
     state_dtype : dtype, optional
         The dtype in which states are returned; float32 at least if absent.
 
     Returns
     -------
-    output (batch, time, heads, P), or (output, final states), (output, varlen states), (output, final, varlen states)
+    output (batch, time, heads, P), or (output, final states), (output, varlen states), (output, final, varlen
+    states)
 
     Raises
     ------

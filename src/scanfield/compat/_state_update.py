@@ -53,8 +53,9 @@ def selective_state_update(
 
     Notes
     -----
-    The interface of mamba-ssm 2.3.2, with ``D`` and ``dt_bias`` truly optional. Where A, dt and dt_bias are expanded from one
-    value a head (stride 0, as Mamba-2 passes them), nothing is computed per channel that need not be.
+    The interface of mamba-ssm 2.3.2, with ``D`` and ``dt_bias`` truly optional. Where A, dt and dt_bias are
+    expanded from one value a head (stride 0, as Mamba-2 passes them), nothing is computed per channel that need not
+    be.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 """flash-linear-attention's functions with their signatures, layouts and conventions, on arrays of any library.
 
-Layout (batch, time, heads, channels); decays are natural logarithms; every function returns (output, final state), and the
-state is None unless ``output_final_state=True``. Arguments that upstream ignores silently raise here. The chunk_ and
-fused_recurrent_ forms of a rule are one computation; mind that upstream orders their arguments differently.
+Layout (batch, time, heads, channels); decays are natural logarithms; every function returns (output, final state),
+and the state is None unless ``output_final_state=True``. Arguments that upstream ignores silently raise here. The
+chunk_ and fused_recurrent_ forms of a rule are one computation; mind that upstream orders their arguments
+differently.
 
 dplr and rwkv7 are refused by name.
 """

@@ -1,8 +1,8 @@
 """mamba_ssm's and causal_conv1d's functions with their signatures, layouts and conventions, on arrays of any library.
 
 The scans are ``scanfield.selective_scan`` and ``scanfield.ssd``, whose gradients PyTorch's autograd and JAX find by
-themselves. What upstream does in place is done in place. Beyond upstream: initial states, packed sequences, gradients
-through final states, float64, no GPU.
+themselves. What upstream does in place is done in place. Beyond upstream: initial states, packed sequences,
+gradients through final states, float64, no GPU.
 """
 
 from scanfield.compat._convolution import causal_conv1d, causal_conv1d_fn, causal_conv1d_update

@@ -1,8 +1,8 @@
 """Hugging Face transformers' recurrent models on scanfield's scans: ``accelerate(model)``.
 
-The models call module-level functions; inside of an accelerated model these are the ones of ``compat.mamba_ssm`` and
-``compat.fla``. Nothing of the model is copied or changed: hooks on it say when its layers run, and come off again.
-transformers itself is not imported here: who has a model has imported it.
+The models call module-level functions; inside of an accelerated model these are the ones of ``compat.mamba_ssm``
+and ``compat.fla``. Nothing of the model is copied or changed: hooks on it say when its layers run, and come off
+again. transformers itself is not imported here: who has a model has imported it.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def supported() -> tuple[str, ...]:
 def accelerate(model: Any) -> Acceleration:
     """Run the recurrent layers of a transformers model on scanfield, until ``undo()`` or the end of a ``with`` block.
 
-    Beside speed on a CPU it mends what upstream gets wrong: a prompt that comes in pieces continues its state (Mamba,
-    FalconMamba, Jamba and Zamba restart it), and packed sequences, told by the keyword ``seq_idx`` (batch, time) or
-    ``cu_seq_lens_q`` (sequences + 1,) of the model's forward, are kept apart by every layer.
+    Beside speed on a CPU it mends what upstream gets wrong: a prompt that comes in pieces continues its state
+    (Mamba, FalconMamba, Jamba and Zamba restart it), and packed sequences, told by the keyword ``seq_idx`` (batch,
+    time) or ``cu_seq_lens_q`` (sequences + 1,) of the model's forward, are kept apart by every layer.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ def accelerate(model: Any) -> Acceleration:
 
     Notes
     -----
-    Tested with transformers 5.24. The cache keeps its own buffers, which are updated in place as upstream does. Other models,
-    and other instances of the same model, keep transformers' functions.
+    Tested with transformers 5.24. The cache keeps its own buffers, which are updated in place as upstream does.
+    Other models, and other instances of the same model, keep transformers' functions.
 
     Examples
     --------
