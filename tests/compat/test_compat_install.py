@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 from processes import python
@@ -29,7 +30,7 @@ sys.path.insert(0, str(place))
 
 
 def run(script, *before):
-    return python("\n".join([*before, *script.strip().splitlines()]))
+    return python("\n".join([*before, *script.strip().splitlines()]), Path(__file__).parent)
 
 
 def test_importing_compat_is_light():
@@ -232,6 +233,36 @@ with torch.no_grad():
         outputs.append(y)
 assert (torch.cat(outputs, dim=1) - o).abs().max() <= 1e-5
 assert (state - ht).abs().max() <= 1e-5
+""",
+        HIDE,
+    )
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_transformers_takes_the_stand_ins_for_the_real_packages():
+    """Its models look for the packages once, when they are imported; then they call ours, packed sequences included."""
+    run(
+        """
+import sys
+sys.path.insert(0, sys.argv[1])
+from scanfield import compat
+compat.install("mamba_ssm", "causal_conv1d", "fla")
+
+import torch
+from tiny_models import VOCABULARY, build
+from scanfield.compat import _ssd
+
+model = build("mamba2").backbone  # the model around it does not hand seq_idx on
+ids = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+called = []
+original = _ssd.ssd
+_ssd.ssd = lambda *args, **kwargs: (called.append(1), original(*args, **kwargs))[1]
+with torch.no_grad():
+    packed = model(ids, seq_idx=torch.tensor([[0] * 4 + [1] * 5], dtype=torch.int32))[0]
+    alone = torch.cat([model(ids[:, :4])[0], model(ids[:, 4:])[0]], dim=1)
+assert len(called) == 6
+assert (packed - alone).abs().max() <= 1e-5 * alone.abs().max()
 """,
         HIDE,
     )
