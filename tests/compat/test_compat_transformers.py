@@ -1,0 +1,240 @@
+"""transformers' models on scanfield: each type with random weights against its own plain PyTorch functions."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+
+import pytest
+
+import scanfield
+
+pytestmark = pytest.mark.backend("torch")
+torch = pytest.importorskip("torch", reason="transformers' models are PyTorch")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from tiny_models import SIZES, VOCABULARY, build  # noqa: E402  (needs transformers)
+
+from scanfield.compat import _hooked  # noqa: E402
+from scanfield.compat.transformers import accelerate, supported  # noqa: E402
+
+# Fed in pieces, these two differ from themselves in one piece with transformers alone, in their attention layers.
+UPSTREAM_PIECES = ("bamba", "zamba2")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """transformers says once that its slow functions run; that is what is asked for here."""
+    transformers.logging.set_verbosity_error()
+
+
+def tokens(time=11, batch=2, seed=1):
+    return torch.randint(3, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(output):
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
+
+
+def cache_of(output):
+    names = ("cache", "past_key_values", "cache_params")
+    return next(getattr(output, name) for name in names if getattr(output, name, None) is not None)
+
+
+def pieces(model, ids, cuts=(6, 9, 10)):
+    """A prompt in two pieces, then token by token, with the cache handed on."""
+    first = model(ids[:, : cuts[0]], use_cache=True)
+    cache, found = cache_of(first), [logits(first)]
+    bounds = (*cuts, ids.shape[1])
+    for start, stop in itertools.pairwise(bounds):
+        found.append(logits(model(ids[:, start:stop], cache=cache, use_cache=True)))
+    return torch.cat(found, dim=1)
+
+
+def gradients(model, ids):
+    model.train()
+    model.zero_grad()
+    output = logits(model(ids, use_cache=False))
+    generator = torch.Generator().manual_seed(2)
+    (output * torch.randn(output.shape, generator=generator)).sum().backward()
+    model.eval()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def off(found, wanted):
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def test_every_supported_type_is_tested():
+    assert set(SIZES) == set(supported()) and len(supported()) == 19
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_logits_gradients_and_pieces(name, monkeypatch):
+    model, ids = build(name), tokens()
+    with torch.no_grad():
+        want, own_pieces = logits(model(ids)), pieces(model, ids)
+    want_gradients = gradients(model, ids)
+    with accelerate(model) as running:
+        assert running.layers >= 1 and running.models == (name,)
+        with torch.no_grad():
+            assert off(logits(model(ids)), want) <= 1e-5
+            found = pieces(model, ids)
+            monkeypatch.setattr(
+                _hooked, "_SMALL_STATE", 0
+            )  # small states take their steps here too, not upstream's
+            steps = pieces(model, ids)
+        for each in (found, steps):
+            assert off(each, own_pieces if name in UPSTREAM_PIECES else want) <= 2e-5
+        found_gradients = gradients(model, ids)
+    assert set(found_gradients) == set(want_gradients)
+    largest = max(float(g.abs().max()) for g in want_gradients.values())
+    for parameter, gradient in want_gradients.items():
+        size = max(
+            float(gradient.abs().max()), 1e-4 * largest
+        )  # what is left of gradients that cancel is no measure
+        assert float((found_gradients[parameter] - gradient).abs().max()) <= 1e-4 * size, parameter
+    with torch.no_grad():
+        assert torch.equal(logits(model(ids)), want)
+    assert not _hooked._frames.open
+
+
+def layer_of(model, name):
+    from scanfield.compat.transformers import _kind_of
+
+    return next(layer for layer in model.modules() if _kind_of(layer) == name)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_packed_sequences_do_not_meet(name):
+    """A layer on three sequences in one row, told by cu_seq_lens_q and by seq_idx, against each alone."""
+    model = build(name)
+    layer = layer_of(model, name)
+    width = getattr(layer, "hidden_size", None) or model.config.hidden_size
+    hidden = torch.randn(1, 9, width, generator=torch.Generator().manual_seed(3))
+    bounds = [0, 4, 5, 9]
+
+    def run(x, **given):
+        output = layer(x, **given)
+        return output[0] if isinstance(output, tuple) else output
+
+    with accelerate(model), torch.no_grad():
+        alone = torch.cat([run(hidden[:, a:b]) for a, b in itertools.pairwise(bounds)], dim=1)
+        numbers = torch.tensor([[7, 7, 7, 7, 8, 9, 9, 9, 9]], dtype=torch.int32)
+        for given in ({"seq_idx": numbers}, {"cu_seq_lens_q": torch.tensor(bounds, dtype=torch.int32)}):
+            assert off(run(hidden, **given), alone) <= 1e-5
+        mixed = run(hidden)
+    assert off(mixed, alone) > 1e-3  # or the test would prove nothing
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "mamba2"])
+def test_packed_input_of_a_whole_model(name):
+    """Told to the model alone: blocks of Mamba do not hand the keyword on."""
+    model, ids = build(name), tokens(9, batch=1)
+    numbers = torch.tensor([[0] * 4 + [1] * 5])
+    with accelerate(model):
+        with torch.no_grad():
+            alone = torch.cat([logits(model(x)) for x in (ids[:, :4], ids[:, 4:])], dim=1)
+            assert off(logits(model(ids, seq_idx=numbers)), alone) <= 1e-5
+            assert off(logits(model(ids, cu_seq_lens_q=torch.tensor([0, 4, 9]))), alone) <= 1e-5
+        changed = torch.cat([tokens(4, batch=1, seed=9), ids[:, 4:]], dim=1)
+        with torch.no_grad():
+            two = [logits(model(x, seq_idx=numbers))[:, 4:] for x in (ids, changed)]
+        assert torch.equal(*two)
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba"])
+def test_chunked_prefill_is_mended(name):
+    """Ten tokens, then five with the cache, against fifteen at once; without the repair the state starts anew."""
+    model, ids = build(name), tokens(15)
+    with torch.no_grad():
+        plain = off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:])
+        with accelerate(model):
+            mended = off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:])
+    assert plain > 1e-3 and mended <= 1e-5
+
+
+def test_greedy_decoding_is_upstreams():
+    model, ids = build("mamba"), tokens(5)
+    want = model.generate(ids, max_new_tokens=12, do_sample=False)
+    with accelerate(model):
+        assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), want)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "qwen3_next"])
+def test_half_precision(name):
+    model, ids = build(name).to(torch.bfloat16), tokens()
+    with torch.no_grad():
+        want, own = logits(build(name)(ids)), logits(model(ids))
+        with accelerate(model):
+            found, parts = logits(model(ids)), pieces(model, ids)
+    assert found.dtype == parts.dtype == own.dtype
+    assert off(found.float(), want) <= 0.1 and off(parts.float(), want) <= 0.1
+
+
+def test_other_models_and_nested_use():
+    """Only the models asked for; functions are back when the last one is done, whatever the order."""
+    module = importlib.import_module("transformers.models.mamba.modeling_mamba")
+    original = module.mamba_selective_scan
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    module.mamba_selective_scan = counted
+    try:
+        first, second, ids = build("mamba"), build("mamba"), tokens()
+        with torch.no_grad():
+            one = accelerate(first)
+            first(ids)
+            assert not calls
+            second(ids)
+            assert len(calls) == 2  # its two layers, by transformers' own function
+            two, again = accelerate(second), accelerate(first)
+            one.undo()
+            one.undo()
+            first(ids)
+            second(ids)
+            assert len(calls) == 2
+            again.undo()
+            first(ids)
+            assert len(calls) == 4
+            two.undo()
+        assert module.mamba_selective_scan is counted
+    finally:
+        module.mamba_selective_scan = original
+
+
+def test_an_error_in_forward_leaves_nothing_behind():
+    model = build("mamba")
+    with accelerate(model):
+        with pytest.raises(scanfield.ShapeError, match="seq_idx"), torch.no_grad():
+            model(tokens(9), seq_idx=torch.zeros(2, 8, dtype=torch.int64))
+        assert not _hooked._frames.open
+        with torch.no_grad():
+            model(tokens(9))
+
+
+def test_packs_under_gradient_checkpointing_are_refused_where_layers_are_not_told():
+    model, ids = build("mamba"), tokens(9, batch=1)
+    model.activation_checkpointing_enable()
+    model.train()
+    with accelerate(model):
+        model(ids, use_cache=False)
+        with pytest.raises(scanfield.StateError, match="checkpointing"):
+            model(ids, seq_idx=torch.zeros(1, 9, dtype=torch.int64), use_cache=False)
+
+
+def test_what_is_not_supported_is_named(monkeypatch):
+    with pytest.raises(scanfield.ArgumentError, match=r"model: expected a torch module, came builtins\.str"):
+        accelerate("state-spaces/mamba-130m-hf")
+    with pytest.raises(
+        scanfield.BackendError, match=r"Linear has no layer .* supported are bailing_hybrid, bamba"
+    ):
+        accelerate(torch.nn.Linear(2, 2))
+    model = build("mamba")
+    monkeypatch.delattr(sys.modules["transformers.models.mamba.modeling_mamba"], "mamba_selective_scan")
+    with pytest.raises(scanfield.BackendError, match=r"has no mamba_selective_scan; tested is version 5\.24"):
+        accelerate(model)
