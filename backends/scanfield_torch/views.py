@@ -69,10 +69,23 @@ def tensor_of(array: Any) -> Tensor:
     """A fresh NumPy array as a contiguous tensor over its memory; copied if it is no such."""
     flags = array.flags
     if not (flags.c_contiguous and flags.writeable):
-        array = numpy.array(array, order="C")
+        array = _row_major(array)
     if array.dtype is _BFLOAT16:
         return no_view(torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16))
     return torch.from_numpy(array)
+
+
+def _row_major(array: Any) -> Any:
+    """A fresh contiguous copy; rows of the batch one by one, since torch turns matrices ten times as fast as NumPy."""
+    kind = TORCH.get(array.dtype.name)
+    # torch takes no backward strides, and warns of what it may not write.
+    unfit = not array.flags.writeable or any(stride < 0 for stride in array.strides)
+    if array.ndim != 3 or array.dtype is _BFLOAT16 or kind is None or unfit:
+        return numpy.array(array, order="C")
+    copied = torch.empty(array.shape, dtype=kind)
+    for row, source in zip(copied, torch.from_numpy(array), strict=True):
+        row.copy_(source)
+    return copied.numpy()
 
 
 def on_arrays(call: Call) -> Call:
