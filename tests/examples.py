@@ -35,7 +35,11 @@ OPERATIONS = ("linear_scan", "selective_scan", *DELTA_FAMILY)
 # What runs each operation: its generic forms, and the compiled scans, which a run on another library leaves out.
 # Shared by all tests that run "every candidate"; a test compares it with the library's own registry.
 COMPILED = "numpy.numba"
-COMPILED_FOR = {COMPILED: "numpy", "torch.numba": "torch"}  # the same kernels, on the arrays of each
+COMPILED_FOR = {
+    COMPILED: "numpy",
+    "torch.numba": "torch",  # the same kernels, on tensors
+    "jax.scan": "jax",
+}
 GENERIC = {
     "linear_scan": ("generic.recurrent", "generic.blocked"),
     "selective_scan": ("generic.recurrent",),

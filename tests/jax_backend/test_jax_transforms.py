@@ -1,0 +1,132 @@
+"""Every operation, verb and transform of JAX, from the registry: numbers are right to 1e-9, or an error says what is not.
+
+Transforms of one operation and verb are compiled together: what JAX compiles costs more than what it runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.backend("jax")
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from lines import PLACE, PLACES, TANGENT, Line, along, gradient, hessian  # noqa: E402
+
+import scanfield  # noqa: E402
+from scanfield.dispatch import Operation  # noqa: E402
+
+OPERATIONS = tuple(record.name for record in scanfield.operations())
+BASE = tuple(record.name for record in scanfield.operations() if isinstance(record, Operation))
+VERBS = ("forward", "step", "vjp")
+
+# What a transform says of a line, at a place, and what it must be by differences of NumPy's results.
+REVERSE = {
+    "jit": (lambda line: line, lambda line: line(PLACE)),
+    "grad": (lambda line: jax.grad(line.loss), lambda line: gradient(line.loss)),
+    "value_and_grad": (
+        lambda line: lambda t: jnp.append(*jax.value_and_grad(line.loss)(t)[::-1]),
+        lambda line: np.append(gradient(line.loss), line.loss(PLACE)),
+    ),
+    "checkpoint": (lambda line: jax.grad(jax.checkpoint(line.loss)), lambda line: gradient(line.loss)),
+    "grad of grad": (
+        lambda line: jax.grad(lambda t: (jax.grad(line.loss)(t) * TANGENT).sum()),
+        lambda line: hessian(line.loss) @ TANGENT,
+    ),
+    "vmap": (
+        lambda line: lambda t: jax.vmap(line)(_places(t)),
+        lambda line: np.stack([line(place) for place in PLACES]),
+    ),
+    "vmap of grad": (
+        lambda line: lambda t: jax.vmap(jax.grad(line.loss))(_places(t)),
+        lambda line: np.stack([gradient(line.loss, place) for place in PLACES]),
+    ),
+    "grad through vmap": (
+        lambda line: jax.grad(lambda t: jax.vmap(line.loss)(_places(t)).sum()),
+        lambda line: gradient(lambda t: sum(line.loss(place) for place in _places(t))),
+    ),
+}
+FORWARD = {
+    "jvp": (
+        lambda line: lambda t: jax.jvp(line, (t,), (jnp.asarray(TANGENT),))[1],
+        lambda line: along(line, PLACE, TANGENT),
+    ),
+    "jacfwd": (lambda line: jax.jacfwd(line), lambda line: gradient(line)),
+    "hessian": (lambda line: jax.hessian(line.loss), lambda line: hessian(line.loss)),
+}
+
+
+def _places(t):
+    """``PLACES`` as a function of the first of them."""
+    return t + (PLACES - PLACE)
+
+
+def check(operation: str, verb: str, transforms, method: str | None) -> None:
+    line, truth = Line(operation, verb, jnp, method), Line(operation, verb)
+
+    @jax.jit
+    def together(t):
+        return {name: transform(line)(t) for name, (transform, _) in transforms.items()}
+
+    found = together(jnp.asarray(PLACE))
+    for name, (_, wanted) in transforms.items():
+        got, want = np.asarray(found[name]), wanted(truth)
+        assert got.shape == want.shape, name
+        assert np.max(np.abs(want)) > 0, name
+        assert np.max(np.abs(got - want)) <= 1e-9 * np.max(np.abs(want)), name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_reverse(operation, verb):
+    check(operation, verb, REVERSE, None)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_reverse_by_the_kernels_for_numpy(operation, verb):
+    pytest.importorskip("numba")
+    check(operation, verb, REVERSE, "jax.numba")
+
+
+@pytest.mark.parametrize("verb", ("forward", "step"))
+@pytest.mark.parametrize("operation", BASE)
+def test_forward_by_the_generic_form(operation, verb):
+    check(operation, verb, FORWARD, "generic")
+
+
+def raises(operation: str, verb: str, transform, method: str | None) -> str:
+    """What JAX says while it traces, in one line; empty where it says nothing."""
+    try:
+        jax.eval_shape(transform(Line(operation, verb, jnp, method)), jnp.asarray(PLACE))
+    except TypeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+@pytest.mark.parametrize("method", [None, "jax.numba"])
+def test_the_cells_that_raise(method):
+    """Forward-mode derivatives over a custom_vjp, in JAX's own words; and nothing else."""
+    if method is not None:
+        pytest.importorskip("numba")
+    every = {**REVERSE, **FORWARD}
+    found = {
+        (operation, verb, name): raises(operation, verb, transform, method)
+        for operation in OPERATIONS
+        for verb in VERBS
+        for name, (transform, _) in every.items()
+        if method is None or name in FORWARD or operation in BASE
+    }
+    raising = {cell: words for cell, words in found.items() if words}
+    for cell, words in raising.items():
+        print(*cell, ":", words)
+    opaque = method == "jax.numba"
+    expected = {
+        cell
+        for cell in found
+        if cell[2] in FORWARD and (cell[1] != "vjp" or opaque) and (cell[2] != "hessian" or opaque)
+    }
+    assert set(raising) == expected
+    assert all("forward-mode autodiff (jvp)" in words and "custom_vjp" in words for words in raising.values())
