@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +25,7 @@ Function = Callable[[Any, list[Array]], Sequence[Array]]
 """``function(what, arrays) -> results``: ``what`` is the call's text as ``json`` reads it."""
 
 _I32, _I64, _ADDRESS = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-_HEAD = [("struct_size", ctypes.c_size_t), ("extension", _ADDRESS)]
+_HEAD: list[Any] = [("struct_size", ctypes.c_size_t), ("extension", _ADDRESS)]
 
 
 class _Buffer(ctypes.Structure):
@@ -159,21 +161,33 @@ def _handle(frame: _Frame, function: Function) -> int | None:
     for i, x in enumerate(found):
         room = _array(frame.results.buffers[i].contents, False)
         if room.shape != x.shape or room.dtype != x.dtype:
-            raise RuntimeError(
-                f"result {i} is {x.dtype}{x.shape} where {room.dtype}{room.shape} is expected"
-            )
+            raise RuntimeError(f"result {i} is {x.dtype}{x.shape} where {room.dtype}{room.shape} is expected")
         room[...] = x
     return None
 
 
 def _describe(frame: _Frame, metadata: _Metadata) -> None:
-    """XLA asks which version of its interface the handler knows: the one that stands here, if nothing moved."""
-    api = frame.api.contents.version
-    metadata.version.major, metadata.version.minor = api.major, api.minor
+    """XLA asks which version of its interface the handler knows: its own, of which the structures above are a part."""
+    if frame.api:
+        version = frame.api.contents.version
+        metadata.version.major, metadata.version.minor = version.major, version.minor
+    else:  # before jaxlib 0.7 or so
+        metadata.version.major, metadata.version.minor = _header_version()
     metadata.traits = 0
 
 
+def _header_version() -> tuple[int, int]:
+    """The version that the header beside jaxlib says."""
+    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
+    major, minor = (re.search(rf"define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR"))
+    if major is None or minor is None:
+        raise RuntimeError("jaxlib's header of its FFI says no version")
+    return int(major[1]), int(minor[1])
+
+
 def _failed(frame: _Frame, message: str) -> int | None:
+    if not frame.api:  # nobody to tell; a version that was not said is refused
+        return None
     arguments = _ErrorArguments(
         ctypes.sizeof(_ErrorArguments), None, message.encode("utf-8", "replace"), _INTERNAL_ERROR
     )

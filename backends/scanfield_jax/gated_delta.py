@@ -24,6 +24,7 @@ from scanfield_jax.walking import (
     block_size,
     blocks,
     edges_of,
+    entering_only,
     time_first,
     tokens,
     zeros,
@@ -61,9 +62,13 @@ class GatedDelta:
 
     def summarise(self, call: Call) -> tuple[Array, Array]:
         """What a unit matrix (ones, where nothing is erased) becomes without values, and the final state from zero."""
-        query, key, value, log_decay, erase, write, _, bounds = call.arrays
+        query, key, value, log_decay, erase, _, _, bounds = call.arrays
         state = _forward(call._replace(arrays=(*call.arrays[:6], None, bounds)))[1]
-        unit = jnp.ones((state.shape[2], 1), state.dtype) if erase is None else jnp.eye(state.shape[2], dtype=state.dtype)
+        unit = (
+            jnp.ones((state.shape[2], 1), state.dtype)
+            if erase is None
+            else jnp.eye(state.shape[2], dtype=state.dtype)
+        )
         start = jnp.zeros_like(state, shape=(*state.shape[:2], *unit.shape)) + unit
         nothing = jnp.zeros_like(value, shape=(*value.shape[:3], unit.shape[1]))
         arrays = (query, key, nothing, log_decay, erase, None, start, bounds)
@@ -88,7 +93,8 @@ def _opened(call: Call, slices: Any) -> _Block:
     """The vectors of a block, in the carry's dtype."""
     vheads = call.arrays[2].shape[2]
     scale, erase_vector, _ = call.options
-    query, key, v, g, b, w = (None if x is None else x.astype(call.compute) for x in slices)
+    wide: list[Any] = [None if x is None else x.astype(call.compute) for x in slices]
+    query, key, v, g, b, w = wide
     q, k = (jnp.repeat(x, vheads // max(x.shape[2], 1), axis=2) for x in (query * scale, key))
     e = b if b is None or erase_vector else b * k
     qk = jnp.sum(q * k, axis=-1, keepdims=True)
@@ -111,7 +117,8 @@ def _started(call: Call, state: Array | None) -> tuple[Any, Ends | None]:
     return (zeros((1, *one), call.compute, query), ()), Ends(S, S)
 
 
-def _left(carry: Any, ends: Ends | None) -> Array:
+def _left(carry: Any, ends: Ends | None) -> Any:
+    """The states that come out of the last token, or of each sequence's."""
     return carry[0] if ends is None else ends.leaving
 
 
@@ -171,17 +178,19 @@ def _forward(call: Call) -> tuple[Array, Array, Array]:
 def _backward(
     call: Call, starts: Array, d_output: Array | None, d_final_state: Array | None, wanted: tuple[bool, ...]
 ) -> tuple[Array | None, ...]:
-    query, key, value, log_decay, erase, _, state, bounds = call.arrays
+    query, _, value, _, _, _, state, bounds = call.arrays
     want_q, want_k, _, want_g, want_b, *_ = wanted
     # The value's gradient alone (relevance) needs no state.
     need_S = want_q or want_k or want_g or want_b
     carry, ends = _started(call, d_final_state)
     time = value.shape[1]
     if time == 0:
-        found = [jnp.zeros_like(x) if want else None for x, want in zip(call.arrays[:6], wanted, strict=False)]
+        found = [
+            jnp.zeros_like(x) if want else None for x, want in zip(call.arrays[:6], wanted, strict=False)
+        ]
         return (*found, _left(carry, ends) if wanted[6] else None, None)
     d_output = zeros(value.shape, call.compute, query) if d_output is None else d_output
-    entering = None if ends is None else Ends(_started(call, state)[1].entering, None)
+    entering = entering_only(_started(call, state)[1])
 
     def replay(carry: Any, slices: Any) -> tuple[Any, Any]:
         S, _ = carry
@@ -207,17 +216,19 @@ def _backward(
         *arrays, d_o, edges = slices
         block = _opened(call, arrays)
         d_o = d_o.astype(call.compute)
-        S = up = d_o_up = two = None
+        S: Any = None
+        up = d_o_up = d_q_and_e = None
         if need_S:
-            xs = (block.k, block.y, block.decay, block.e)
-            _, _, (S, up) = tokens(replay, (start, ()), xs, edges, entering)
+            _, _, (S, up) = tokens(
+                replay, (start, ()), (block.k, block.y, block.decay, block.e), edges, entering
+            )
             d_o_up = jnp.sum(d_o * up, axis=-1, keepdims=True)
         xs = (block.q, block.k, block.decay, block.e, d_o, block.qk, up, d_o_up, S)
         carry, ends, (d_y, d_k, d_g) = tokens(back, carry, xs, edges, ends, reverse=True)
         if need_S:
             two = _einsum("tbhkv,tbhvr->tbhkr", S, jnp.stack([d_o, d_y], axis=-1))
-            two = (two[..., 0] + d_o_up * block.k, None if block.e is None else -two[..., 1])
-        return (carry, ends), _closed(call, block, arrays, wanted, two, d_k, d_y, d_g), None
+            d_q_and_e = (two[..., 0] + d_o_up * block.k, None if block.e is None else -two[..., 1])
+        return (carry, ends), _closed(call, block, arrays, wanted, d_q_and_e, d_k, d_y, d_g), None
 
     xs = (*_moving(call), time_first(d_output), edges_of(bounds))
     size = block_size(call.options[2], time)
@@ -226,13 +237,20 @@ def _backward(
 
 
 def _closed(
-    call: Call, block: _Block, arrays: Any, wanted: tuple[bool, ...], two: Any, d_k: Any, d_y: Array, d_g: Any
+    call: Call,
+    block: _Block,
+    arrays: Any,
+    wanted: tuple[bool, ...],
+    d_q_and_e: Any,
+    d_k: Any,
+    d_y: Array,
+    d_g: Any,
 ) -> tuple[Array | None, ...]:
-    """The wanted gradients of a block's arrays, in their shapes; ``two`` are those of q and e."""
-    query, key, value, log_decay, erase, write = arrays
+    """The wanted gradients of a block's arrays, in their shapes, from those of its vectors."""
+    query, key, _, log_decay, erase, write = arrays
     want_q, want_k, want_v, want_g, want_b, want_w, *_ = wanted
     scale, erase_vector, _ = call.options
-    d_q, d_e = (None, None) if two is None else two
+    d_q, d_e = (None, None) if d_q_and_e is None else d_q_and_e
     d_b = d_e
     if d_e is not None and not erase_vector:
         d_b = _narrowed(d_e * block.k, erase)

@@ -53,14 +53,15 @@ class Static(NamedTuple):
 
     kernels: Kernels
     operation: str
-    index: int
+    place: int
+    """Of ``cu_seqlens`` among the inputs."""
     bounds: tuple[int, ...] | None
     options: tuple[Any, ...]
     compute: str
 
     def call(self, arrays: Arrays) -> Call:
         """The call whose arrays, ``cu_seqlens`` aside, are these."""
-        whole = (*arrays[: self.index], self.bounds, *arrays[self.index :])
+        whole = (*arrays[: self.place], self.bounds, *arrays[self.place :])
         return Call(self.operation, whole, self.options, self.compute)
 
 
@@ -125,9 +126,8 @@ class Lifted:
 # what JAX transforms
 
 
-@partial(jax.jit, static_argnums=0)
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(static: Static, arrays: Arrays) -> tuple[Array, Array]:
+def _differentiable(static: Static, arrays: Arrays) -> tuple[Array, Array]:
     return static.kernels.forward(static.call(arrays))
 
 
@@ -151,7 +151,8 @@ def _run_backward(static: Static, kept: Any, cotangents: tuple[Any, Any]) -> tup
     wanted, arrays, residuals = kept
 
     def pull(d_output: Array | None, d_final_state: Array | None) -> Arrays:
-        return _pull(static, wanted.mask, arrays, residuals, d_output, d_final_state)
+        found: Arrays = _pull(static, wanted.mask, arrays, residuals, d_output, d_final_state)
+        return found
 
     ends = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
     return (torch_rule(pull, arrays, ends),)
@@ -182,7 +183,8 @@ def as_gradient(grad: Array, array: Array) -> Array:
     return (grad if jnp.iscomplexobj(array) else grad.real).astype(array.dtype)
 
 
-_run.__wrapped__.defvjp(_run_forward, _run_backward, symbolic_zeros=True)
+_differentiable.defvjp(_run_forward, _run_backward, symbolic_zeros=True)
+_run = jax.jit(_differentiable, static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -200,10 +202,10 @@ def _pull(
     d_final_state: Array | None,
 ) -> Arrays:
     given = tuple([want and x is not None for want, x in zip(wanted, arrays, strict=True)])
-    whole = (*given[: static.index], False, *given[static.index :])
+    whole = (*given[: static.place], False, *given[static.place :])
     found = static.kernels.backward(static.call(arrays), residuals, d_output, d_final_state, whole)
     kept = tuple([grad if want else None for grad, want in zip(found, whole, strict=True)])
-    return (*kept[: static.index], *kept[static.index + 1 :])
+    return (*kept[: static.place], *kept[static.place + 1 :])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -225,11 +227,19 @@ def _alike(arrays: Arrays) -> Arrays:
 
 
 def _axes(x: Array) -> frozenset[Any]:
-    return getattr(jax.typeof(x), "vma", frozenset())
+    """The mesh axes along which an array varies; each few versions of JAX give them another name."""
+    kind: Any = jax.typeof(x)
+    found: Any = getattr(kind, "vma", None)
+    if found is None:
+        found = getattr(getattr(kind, "mat", None), "varying", ())
+    return frozenset(found)
 
 
 def _vary(x: Array, axes: tuple[Any, ...]) -> Array:
     if not axes:
         return x
-    cast = getattr(lax, "pcast", None)
-    return cast(x, axes, to="varying") if cast is not None else lax.pvary(x, axes)
+    cast: Any = getattr(lax, "pcast", None)
+    if cast is not None:
+        return cast(x, axes, to="varying")
+    older: Any = lax
+    return older.pvary(x, axes)

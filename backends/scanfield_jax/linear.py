@@ -53,7 +53,7 @@ class Linear:
         wanted: tuple[bool, ...],
     ) -> tuple[Array | None, ...]:
         """The scan in the other direction."""
-        a, b, state, bounds = call.arrays
+        a, b, _, bounds = call.arrays
         shape, rows, dtype = _sizes(call)
         (states,) = residuals
         d_final_state = zeros((rows, shape[2]), dtype, a) if d_final_state is None else d_final_state
@@ -111,7 +111,7 @@ def _output_dtype(call: Call) -> Any:
     return a.dtype if a.dtype.itemsize == 2 and not jnp.iscomplexobj(jnp.zeros((), dtype)) else dtype
 
 
-def _parted(x: Array, time: int) -> tuple[Array | None, Array | None]:
+def _parted(x: Array, time: int) -> tuple[Any, Any]:
     """(what is the same for all tokens, what changes), the latter with time first."""
     return (None, time_first(x)) if x.shape[1] == time else (x[:, 0], None)
 

@@ -28,7 +28,9 @@ class Compiled:
         self.arrays: Any = dispatch.implementation(operation, "numpy.numba")
         self.plain = KERNELS[operation]()
         self._record = next(
-            record for record in dispatch.operations() if isinstance(record, Operation) and record.name == operation
+            record
+            for record in dispatch.operations()
+            if isinstance(record, Operation) and record.name == operation
         )
         self._form: Any = next(iter(self._record.generic.values()))
         self._index = [entry.role for entry in self._record.inputs].index("index")
@@ -84,15 +86,11 @@ class Compiled:
         bounds = call.arrays[self._index]
         if bounds is not None:
             state = (len(bounds) - 1, *state[1:])
-        return [jax.ShapeDtypeStruct(output, output_dtype), jax.ShapeDtypeStruct(state, state_dtype)]
+        return [_shaped(output, output_dtype), _shaped(state, state_dtype)]
 
     def gradients(self, call: Call, wanted: tuple[bool, ...]) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the wanted gradients: those of the arrays."""
-        return [
-            jax.ShapeDtypeStruct(x.shape, x.dtype)
-            for x, want in zip(call.arrays, wanted, strict=True)
-            if want
-        ]
+        return [_shaped(x.shape, x.dtype) for x, want in zip(call.arrays, wanted, strict=True) if want]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -101,7 +99,20 @@ class Compiled:
 
 def _asked(verb: str, bare: Call, arrays: Arrays, *more: Any) -> list[Any]:
     """A call as json writes it: which arrays there are, and everything but their numbers."""
-    return [bare.operation, verb, bare.arrays[0], bare.options, bare.compute, [x is not None for x in arrays], *more]
+    return [
+        bare.operation,
+        verb,
+        bare.arrays[0],
+        bare.options,
+        bare.compute,
+        [x is not None for x in arrays],
+        *more,
+    ]
+
+
+def _shaped(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    made: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]  # JAX's own
+    return made
 
 
 def _given(*arrays: Array | None) -> list[Array]:
@@ -118,7 +129,7 @@ def _forward(compiled: Compiled, bare: Call, arrays: Arrays) -> tuple[Array, Arr
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _save(compiled: Compiled, bare: Call, arrays: Arrays) -> tuple[Array, Array, Arrays]:
     call = compiled.closed(bare, arrays)
-    kept = [jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in compiled.arrays.residuals(call)]
+    kept = [_shaped(shape, jnp.dtype(name)) for shape, name in compiled.arrays.residuals(call)]
     results = [*compiled.results(call), *kept]
     output, state, *residuals = ffi.call(TARGET, _asked("save", bare, arrays), _given(*arrays), results)
     return output, state, tuple(residuals)
@@ -183,11 +194,7 @@ def _pull_backward(
         saved = compiled.plain.save(call)[2]
         grads = compiled.plain.backward(call, saved, d_output, d_final_state, wanted)
         return tuple(
-            [
-                as_gradient(grad, x)
-                for grad, x, want in zip(grads, call.arrays, wanted, strict=True)
-                if want
-            ]
+            [as_gradient(grad, x) for grad, x, want in zip(grads, call.arrays, wanted, strict=True) if want]
         )
 
     (found,) = jax.vjp(plain, given)[1](tuple(cotangents))
@@ -204,7 +211,7 @@ _pull.defvjp(_pull_forward, _pull_backward)
 def _run(what: Any, arrays: list[Any]) -> list[Any]:
     """One verb of one operation."""
     operation, verb, bounds, options, compute, present, *more = what
-    compiled = implementation(operation).kernels
+    compiled = _compiled(operation)
     rest = iter(arrays)
     given = tuple([next(rest) if here else None for here in present])
     bare = Call(operation, (None if bounds is None else tuple(bounds),), tuple(options), compute)
@@ -227,8 +234,14 @@ def _run(what: Any, arrays: list[Any]) -> list[Any]:
 
 
 @cache
-def implementation(operation: str) -> Lifted:
-    """The implementation of an operation."""
+def _compiled(operation: str) -> Compiled:
+    """One for each process: JAX knows what it compiled by it."""
     if TARGET not in ffi.registered():
         ffi.register(TARGET, _run)
-    return Lifted(operation, Compiled(operation))
+    return Compiled(operation)
+
+
+@cache
+def implementation(operation: str) -> Lifted:
+    """The implementation of an operation."""
+    return Lifted(operation, _compiled(operation))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from scanfield_jax.lift import Kernels, Lifted
 from scanfield_jax.gated_delta import GatedDelta
+from scanfield_jax.lift import Kernels, Lifted
 from scanfield_jax.linear import Linear
 from scanfield_jax.selective import Selective
 

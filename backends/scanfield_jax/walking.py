@@ -38,6 +38,11 @@ class Ends(NamedTuple):
     leaving: Array | None
 
 
+def entering_only(ends: Ends | None) -> Ends | None:
+    """The same without room for what leaves."""
+    return None if ends is None else Ends(ends.entering, None)
+
+
 def edges_of(bounds: tuple[int, ...] | None) -> Edges | None:
     """The edges of a pack; None without one."""
     if bounds is None:
@@ -151,12 +156,12 @@ def block_size(asked: int | None, time: int) -> int:
     return min(whole, key=lambda size: abs(size - best), default=best)
 
 
-def time_first(x: Array | None) -> Array | None:
+def time_first(x: Array | None) -> Any:
     """(batch, time, ...) as (time, batch, ...)."""
     return None if x is None else jnp.moveaxis(x, 1, 0)
 
 
-def batch_first(x: Array | None) -> Array | None:
+def batch_first(x: Array | None) -> Any:
     """(time, batch, ...) as (batch, time, ...)."""
     return None if x is None else jnp.moveaxis(x, 0, 1)
 
