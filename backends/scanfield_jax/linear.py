@@ -124,8 +124,6 @@ def _states(call: Call, *, rounded: bool = False) -> tuple[Array, Array]:
     state = zeros((rows, shape[2]), dtype, a) if state is None else state.astype(dtype)
     if 0 in shape:
         return zeros((shape[1], shape[0], shape[2]), kept, a), state
-    if a.shape[1] == b.shape[1] == 1:  # the loop needs something that moves
-        b = jnp.broadcast_to(b, (b.shape[0], shape[1], b.shape[2]))
     a_held, a = _parted(a, shape[1])
     b_held, b = _parted(b, shape[1])
 

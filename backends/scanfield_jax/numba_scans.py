@@ -119,7 +119,6 @@ def _given(*arrays: Array | None) -> list[Array]:
     return [x for x in arrays if x is not None]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _forward(compiled: Compiled, bare: Call, arrays: Arrays) -> tuple[Array, Array]:
     results = compiled.results(compiled.closed(bare, arrays))
     output, state = ffi.call(TARGET, _asked("forward", bare, arrays), _given(*arrays), results)
@@ -153,13 +152,7 @@ def _save_backward(compiled: Compiled, bare: Call, kept: Any, cotangents: Any) -
     return (torch_rule(pull, arrays, cotangents[:2]),)
 
 
-def _forward_forward(compiled: Compiled, bare: Call, arrays: Arrays) -> tuple[Any, Any]:
-    found = _save(compiled, bare, arrays)
-    return found[:2], (arrays, found[2])
-
-
 _save.defvjp(_save_forward, _save_backward)
-_forward.defvjp(_forward_forward, _save_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
