@@ -80,6 +80,11 @@ class Compiled:
         at = self._index
         return bare._replace(arrays=(*arrays[:at], *bare.arrays, *arrays[at:]))
 
+    def present(self, arrays: Arrays) -> tuple[bool, ...]:
+        """Which inputs are there and can have a gradient."""
+        here = tuple([x is not None for x in arrays])
+        return (*here[: self._index], False, *here[self._index :])
+
     def results(self, call: Call) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of output and state."""
         output, state, output_dtype, state_dtype = self._form.shapes(call)
@@ -142,8 +147,7 @@ def _save_forward(compiled: Compiled, bare: Call, arrays: Arrays) -> tuple[Any, 
 def _save_backward(compiled: Compiled, bare: Call, kept: Any, cotangents: Any) -> tuple[Arrays]:
     """What residuals hold is a function of the arrays: ``_pull`` gives them no gradient, and the arrays the whole."""
     arrays, residuals = kept
-    wanted = compiled.closed(bare, tuple([x is not None for x in arrays])).arrays
-    wanted = tuple([want is True for want in wanted])
+    wanted = compiled.present(arrays)
 
     def pull(d_output: Array, d_final_state: Array) -> Arrays:
         found = iter(_pull(compiled, bare, wanted, (arrays, d_output, d_final_state), residuals))
