@@ -87,7 +87,12 @@ def check(operation: str, verb: str, transforms, method: str | None) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_reverse(operation, verb):
-    chosen = REVERSE if operation in BASE else {name: REVERSE[name] for name in DERIVED[verb]}
+    names = [*REVERSE] if operation in BASE else DERIVED[verb]
+    if verb == "vjp" and operation != "linear_scan":
+        names = [
+            name for name in names if name != "grad of grad"
+        ]  # a third derivative, which compiles for long
+    chosen = {name: REVERSE[name] for name in names}
     check(operation, verb, chosen, None)
 
 
@@ -104,9 +109,9 @@ def test_forward_by_the_generic_form(operation):
 
 
 def words(operation: str, verb: str, transform, method: str | None) -> str:
-    """What JAX says while it traces, in one line; empty where it says nothing."""
+    """What JAX says before it compiles, in one line; empty where it says nothing."""
     try:
-        jax.eval_shape(transform(Line(operation, verb, jnp, method)), jnp.asarray(PLACE))
+        jax.jit(transform(Line(operation, verb, jnp, method))).lower(jnp.asarray(PLACE))
     except TypeError as error:
         return str(error).splitlines()[0]
     return ""
