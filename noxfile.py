@@ -47,12 +47,12 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 TESTED = "constraints/tested.txt"
 
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
-# alone, so that an import of another one cannot go unnoticed; numba with those whose tensors its kernels take.
+# alone, so that an import of another one cannot go unnoticed; numba with those whose arrays its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "numpy": (["numba"], ["peers"]),
     "strict": ([], ["strict"]),
     "torch": (["torch", "numba"], ["peers-torch"]),
-    "jax": (["jax"], []),
+    "jax": (["jax", "numba"], []),
     "dask": (["dask", "numba"], ["distributed", "strict"]),
     "cupy": (["cupy-cuda12"], []),
 }

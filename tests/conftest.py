@@ -116,11 +116,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rule = getattr(item.module, "leave_out", None)
         given = getattr(item, "callspec", _NONE).params
         dear = rule is not None and rule(name, item.originalname, given)
-        compiled = examples.COMPILED_FOR.get(given.get("method"))
+        method = given.get("method")
+        compiled = examples.COMPILED_FOR.get(method)
         if compiled and name != compiled:
             wanted = (compiled,)
         (kept if name in wanted and not dear else left_out).append(item)
-        if compiled and importlib.util.find_spec("numba") is None:
+        if compiled and method.endswith(".numba") and importlib.util.find_spec("numba") is None:
             item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))
         if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU that {name} can use"))

@@ -1,10 +1,12 @@
-"""Field report F069: nothing of a trace outlives it. (Its training half joins with `pinn`.)"""
+"""Field reports F069, nothing of a trace outlives it, and F070, what is compiled is right where the eager call is. (The
+training half of F069 joins with `pinn`.)
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from draws import within
+from draws import G, M, within
 from operations import every_operation
 
 import scanfield
@@ -56,3 +58,30 @@ def test_f069_no_tracer_leaks(library, operation):
             eager_other = with_gradients(*second)
     compare(jitted, eager)
     compare(other, eager_other)
+
+
+@pytest.mark.parametrize("operation", ["gdn2", "selective_scan"])
+def test_f070_compiled_is_what_eager_is(library, operation):
+    """65 tokens: whole blocks and a token more. Compiled together with its gradients, and one after the other."""
+    jax = library.jax
+    drawn = G(35, 1, 65, 2, 16, 8) if operation == "gdn2" else M(35, 1, 65, 4, 3)
+    inputs = (
+        drawn.inputs()
+        if operation == "gdn2"
+        else {name: getattr(drawn, name) for name in ["u", "delta", "A", "B", "C", "D"]}
+    )
+    given = library.arrays(inputs, "float32")
+    weights = library.array(drawn.d_output, "float32")
+
+    def loss(given):
+        result = getattr(scanfield, operation)(**given)
+        return (result.output * weights).sum(), result
+
+    def both(given):
+        (_, result), gradients = jax.value_and_grad(loss, has_aux=True)(given)
+        return {"output": result.output, "final_state": result.final_state, **gradients}
+
+    eager, jitted = both(given), jax.jit(both)(given)
+    for name, x in eager.items():
+        assert np.isfinite(library.numpy(x)).all(), name
+        within(library.numpy(jitted[name]), library.numpy(x), 1e-6, name)
