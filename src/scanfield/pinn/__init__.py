@@ -1,0 +1,1 @@
+"""Helmholtz problems."""
