@@ -4,6 +4,7 @@ No automatic differentiation runs anywhere. Arrays may be of NumPy, CuPy, PyTorc
 array API standard.
 """
 
+from scanfield.pinn.check import GradientCheck, check_gradients
 from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
 from scanfield.pinn.jacobian import Jacobian, jacobian
 from scanfield.pinn.jets import Jet, jet
@@ -15,6 +16,7 @@ __all__ = [
     "Dependence",
     "Embedding",
     "FourierFeatures",
+    "GradientCheck",
     "Jacobian",
     "Jet",
     "LossAndGrad",
@@ -24,6 +26,7 @@ __all__ = [
     "PreparedTerms",
     "RawCoordinates",
     "Term",
+    "check_gradients",
     "jacobian",
     "jet",
     "loss_and_grad",
