@@ -27,5 +27,15 @@ MANIFEST = Manifest(
             note="compiles for some seconds at the first call of each kind and shape, and needs a C++ compiler",
             default=False,
         ),
+        *(
+            Candidate(
+                name="torch.out",
+                operations=("pinn",),
+                device=device,
+                target="scanfield_torch.pinn_jets:kernels",
+                note="every step writes into buffers; nothing is recorded by autograd",
+            )
+            for device in ("cpu", "cuda")
+        ),
     ),
 )

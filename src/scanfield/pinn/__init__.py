@@ -1,1 +1,71 @@
-"""Helmholtz problems."""
+"""Helmholtz problems solved by a network whose derivatives, and their gradients, are closed formulas.
+
+No automatic differentiation runs anywhere. Arrays may be of NumPy, CuPy, PyTorch, JAX, or of any library that follows the
+array API standard.
+"""
+
+from scanfield.pinn import solutions
+from scanfield.pinn.absorbing import PML
+from scanfield.pinn.boundary import (
+    Dirichlet,
+    Impedance,
+    Interface,
+    Neumann,
+    Periodic,
+    Robin,
+    Sommerfeld,
+    Unknown,
+)
+from scanfield.pinn.check import GradientCheck, check_gradients
+from scanfield.pinn.domains import Ball, Box, Difference, Disk, Domain, Interval, PointSet
+from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
+from scanfield.pinn.jacobian import Jacobian, jacobian
+from scanfield.pinn.jets import Jet, jet
+from scanfield.pinn.loss import LossAndGrad, loss_and_grad, residuals
+from scanfield.pinn.network import Network
+from scanfield.pinn.problem import Data, Helmholtz, Sample
+from scanfield.pinn.solutions import Solution
+from scanfield.pinn.terms import Dependence, Piece, PreparedTerms, Term, prepare_terms
+
+__all__ = [
+    "PML",
+    "Ball",
+    "Box",
+    "Data",
+    "Dependence",
+    "Difference",
+    "Dirichlet",
+    "Disk",
+    "Domain",
+    "Embedding",
+    "FourierFeatures",
+    "GradientCheck",
+    "Helmholtz",
+    "Impedance",
+    "Interface",
+    "Interval",
+    "Jacobian",
+    "Jet",
+    "LossAndGrad",
+    "Network",
+    "Neumann",
+    "Periodic",
+    "PeriodicFeatures",
+    "Piece",
+    "PointSet",
+    "PreparedTerms",
+    "RawCoordinates",
+    "Robin",
+    "Sample",
+    "Solution",
+    "Sommerfeld",
+    "Term",
+    "Unknown",
+    "check_gradients",
+    "jacobian",
+    "jet",
+    "loss_and_grad",
+    "prepare_terms",
+    "residuals",
+    "solutions",
+]

@@ -64,7 +64,7 @@ class Data(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The points of one round: inside, (n, d), and for each condition a surface (None where it has no points)."""
+    """The points of one cycle: inside, (n, d), and for each condition a surface (None where it has no points)."""
 
     interior: np.ndarray
     surfaces: tuple[Surface | None, ...]
@@ -382,7 +382,7 @@ class Helmholtz:
         self, condition: Interface, rim: Surface, value_weight: float, slope_weight: float
     ) -> list[Term]:
         x, n = rim
-        nudge = 1e-9 * max(np.subtract(self.domain.upper, self.domain.lower))
+        nudge = 1e-6 * max(np.subtract(self.domain.upper, self.domain.lower))
         inside, outside = self.chart(x, x - nudge * n), self.chart(x, x + nudge * n)
         one = np.ones(x.shape[0])
         return [
@@ -433,17 +433,16 @@ class Helmholtz:
 
     # -- the field ---------------------------------------------------------------------------------------------------
 
-    def chart(self, x: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
-        """Where the network sees the points x: those in the region of an interface are moved beside the domain.
-
-        `at` decides the regions in place of x.
-        """
+    def chart(self, x: np.ndarray) -> np.ndarray:
+        """Where the network sees the points x: those in the region of an interface are moved beside the domain."""
         if not self.interfaces:
             return x
         moved = x.copy()
-        step = 1.25 * (self.domain.upper[0] - self.domain.lower[0])
+        low, high = np.asarray(self.domain.lower), np.asarray(self.domain.upper)
+        # A point on the domain's own boundary belongs to the region that it borders on.
+        inward = x + 1e-9 * (0.5 * (low + high) - x)
         for number, interface in enumerate(self.interfaces, start=1):
-            moved[interface.region.contains(x if at is None else at), 0] += number * step
+            moved[interface.region.contains(inward), 0] += number * 1.25 * (high[0] - low[0])
         return moved
 
     def field(self, network: Network, x: Any, *, chunk: int = 4096) -> np.ndarray:
