@@ -11,8 +11,9 @@
     parameters <= rows    (J^T J + mu D) step = J^T r                                 primal system
     rows < parameters     step = D^-1 J^T (J D^-1 J^T + mu I)^-1 r                    residual-space system
 
-theta - step is taken if |r|^2 falls, and mu is divided by `decrease`; else mu is multiplied by `increase` and the step
-solved again. (Levenberg 1944; Marquardt 1963; Nocedal & Wright, Numerical Optimization, section 10.3.)
+theta - step is taken if |r|^2 falls, and mu is divided by `decrease`, twice if |r|^2 fell by over nine tenths of what the
+linear model promised, step.J^T r + mu step.D step; else mu is multiplied by `increase` and the step solved again.
+(Levenberg 1944; Marquardt 1963; Nocedal & Wright, Numerical Optimization, section 10.3.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scanfield.arrays import Array, library_of
+from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.optimize import result
 from scanfield.optimize.cholesky import identity, solve_positive
@@ -139,7 +140,8 @@ class LevenbergMarquardt:
         if largest <= self.tolerance:
             return x, state._replace(stopped=result.GRADIENT)
 
-        solve = self._system(j, r, gradient)
+        metric = self._metric(xp, j)
+        solve = self._system(j, r, gradient, metric)
         damping, seen_finite = state.damping, False
         for attempt in range(1, self.tries + 1):
             step = solve(damping)
@@ -148,29 +150,33 @@ class LevenbergMarquardt:
                 value = sum_of_squares(residuals(there))
                 seen_finite = seen_finite or math.isfinite(value)
                 if value < state.value:
-                    damping = max(damping / self.decrease, self.smallest)
+                    promised = float(xp.sum(step * gradient)) + damping * float(xp.sum(step * metric * step))
+                    kept = (state.value - value) / promised if promised > 0 else 0.0
+                    damping = max(damping / self.decrease ** (2 if kept > 0.9 else 1), self.smallest)
                     return there, LMState(state.step + 1, value, damping, state.evaluations + attempt, "")
             damping = damping * self.increase
         stopped = result.NO_DESCENT if seen_finite else result.NOT_FINITE
         return x, state._replace(evaluations=state.evaluations + self.tries, stopped=stopped)
 
-    def _system(self, j: Array, r: Array, gradient: Array) -> Callable[[float], Array | None]:
+    def _metric(self, xp: Namespace, j: Array) -> Array | float:
+        if self.metric == "identity":
+            return 1.0
+        diagonal = xp.sum(j * j, axis=0)
+        # A parameter that moves nothing has no scale of its own: it takes the smallest there is.
+        return xp.where(diagonal > 0, diagonal, xp.max(diagonal) * 1e-12)
+
+    def _system(
+        self, j: Array, r: Array, gradient: Array, metric: Array | float
+    ) -> Callable[[float], Array | None]:
         """The step as a function of the damping; products that no damping changes are made once."""
         xp = library_of(j, "jacobian").namespace
         rows, parameters = j.shape
-        metric = None
-        if self.metric == "diagonal":
-            diagonal = xp.sum(j * j, axis=0)
-            # A parameter that moves nothing has no scale of its own: it takes the smallest there is.
-            metric = xp.where(diagonal > 0, diagonal, xp.max(diagonal) * 1e-12)
-
         if self.system == "primal" or (self.system == "auto" and parameters <= rows):
             normal = xp.matrix_transpose(j) @ j
-            unit = identity(xp, parameters, j)
-            weight = unit if metric is None else unit * metric
+            weight = identity(xp, parameters, j) * metric
             return lambda damping: solve_positive(xp, normal + damping * weight, gradient)
 
-        scaled = j if metric is None else j / metric
+        scaled = j / metric
         gram = scaled @ xp.matrix_transpose(j)
         unit = identity(xp, rows, j)
 

@@ -383,7 +383,8 @@ class Helmholtz:
     ) -> list[Term]:
         x, n = rim
         nudge = 1e-6 * max(np.subtract(self.domain.upper, self.domain.lower))
-        inside, outside = self.chart(x, x - nudge * n), self.chart(x, x + nudge * n)
+        # A step to either side says which region a side of the rim belongs to; the points stay on the rim.
+        inside, outside = (self.chart(x + step) - step for step in (-nudge * n, nudge * n))
         one = np.ones(x.shape[0])
         return [
             self._term(
