@@ -17,7 +17,10 @@ from scanfield.pinn.boundary import (
     Unknown,
 )
 from scanfield.pinn.check import GradientCheck, check_gradients
+from scanfield.pinn.checkpoint import load_network, save_network
+from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.domains import Ball, Box, Difference, Disk, Domain, Interval, PointSet
+from scanfield.pinn.fit import Fit, Record
 from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
 from scanfield.pinn.jacobian import Jacobian, jacobian
 from scanfield.pinn.jets import Jet, jet
@@ -26,6 +29,7 @@ from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Data, Helmholtz, Sample
 from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Dependence, Piece, PreparedTerms, Term, prepare_terms
+from scanfield.pinn.train import train
 
 __all__ = [
     "PML",
@@ -33,11 +37,13 @@ __all__ = [
     "Box",
     "Data",
     "Dependence",
+    "DiagnosisWarning",
     "Difference",
     "Dirichlet",
     "Disk",
     "Domain",
     "Embedding",
+    "Fit",
     "FourierFeatures",
     "GradientCheck",
     "Helmholtz",
@@ -55,6 +61,7 @@ __all__ = [
     "PointSet",
     "PreparedTerms",
     "RawCoordinates",
+    "Record",
     "Robin",
     "Sample",
     "Solution",
@@ -62,10 +69,14 @@ __all__ = [
     "Term",
     "Unknown",
     "check_gradients",
+    "diagnose",
     "jacobian",
     "jet",
+    "load_network",
     "loss_and_grad",
     "prepare_terms",
     "residuals",
+    "save_network",
     "solutions",
+    "train",
 ]

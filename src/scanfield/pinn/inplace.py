@@ -164,7 +164,9 @@ class InPlace(Kernels):
         """As ``Kernels.linear``."""
         blocks, n, width = h.shape
         out = memory.take(key, (blocks, n, weight.shape[0]))
-        self.module.matmul(h.reshape(blocks * n, width), weight.T, out=out.reshape(blocks * n, weight.shape[0]))
+        self.module.matmul(
+            h.reshape(blocks * n, width), weight.T, out=out.reshape(blocks * n, weight.shape[0])
+        )
         self.module.add(out[0, ...], bias, out=out[0, ...])
         return out
 
@@ -172,7 +174,9 @@ class InPlace(Kernels):
         """As ``Kernels.linear_back``."""
         blocks, n, width = zbar.shape
         out = memory.take((key[0], key[1] % 2), (blocks, n, weight.shape[1]))
-        self.module.matmul(zbar.reshape(blocks * n, width), weight, out=out.reshape(blocks * n, weight.shape[1]))
+        self.module.matmul(
+            zbar.reshape(blocks * n, width), weight, out=out.reshape(blocks * n, weight.shape[1])
+        )
         return out
 
     def add_weight(self, total: Array, zbar: Array, h: Array, memory: Buffers) -> Array:

@@ -113,6 +113,10 @@ class Objective:
         """The loss of raw means."""
         return sum(w * raw[name] for name, w in zip(self.names, self.terms.weights, strict=True))
 
+    def scaled(self, raw: dict[str, float]) -> dict[str, float]:
+        """Raw means over the terms' scales, without multipliers."""
+        return {name: w * raw[name] for name, w in zip(self.names, self._scales, strict=True)}
+
     def equation_residual(self, x: Array, points: np.ndarray) -> np.ndarray:
         """|Lap u + k^2 u - f| at host points, over the equation's scale, (n,)."""
         network, unknowns = self.split(x)
