@@ -191,8 +191,9 @@ class Helmholtz:
         if asked is False and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
-        # Without values to go by the field is taken to be of order one.
-        self.field_scale = size if size > 0 else 1.0
+        # Without values to go by the field is taken to be of order one; rounding, beside what the source drives, is none.
+        driven = self.source_size / max(self.reference, math.pi / longest) ** 2
+        self.field_scale = size if size > 1e-8 * driven else 1.0
         self.slope_scale = slope * self.field_scale
         self.equation_scale = max(self.reference**2 * self.field_scale, self.source_size)
         if self.equation_scale == 0.0:  # k = 0: Laplace
