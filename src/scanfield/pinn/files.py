@@ -39,7 +39,7 @@ from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
 
-__all__ = ["ProblemFile", "load_problem", "shipped"]
+__all__ = ["ProblemFile", "load_problem", "shipped", "source"]
 
 _DOMAINS: dict[str, Callable[..., Domain]] = {"interval": Interval, "box": Box, "disk": Disk, "ball": Ball}
 _CONDITIONS: dict[str, Callable[..., Any]] = {
@@ -118,6 +118,13 @@ def load_problem(name: str | os.PathLike[str], **parameters: float) -> ProblemFi
         raise type(error)(f"{called}: {error}") from None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ArgumentError(f"{called}: {error}") from None
+
+
+def source(name: str) -> str:
+    """The text of a shipped problem's file; ArgumentError for a name that none has."""
+    if name not in shipped():
+        raise ArgumentError(f"problem {name!r}: shipped are {', '.join(shipped())}")
+    return _text(name)[0]
 
 
 def _folder() -> Any:
