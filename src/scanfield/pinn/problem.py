@@ -98,6 +98,8 @@ class Helmholtz:
         Measured values, one `Data` or several.
     complex_field
         Whether the field is complex; None: it is where any number of the problem is.
+    field_scale
+        U: the field is U times the network (and U is what sizes are measured by); None: from the data, as above.
 
     Functions take host points (n, d) and return (n,) numbers.
 
@@ -125,6 +127,7 @@ class Helmholtz:
         data: Data | Sequence[Data] = (),
         *,
         complex_field: bool | None = None,
+        field_scale: float | None = None,
     ) -> None:
         if not isinstance(domain, Domain):
             raise ArgumentError(
@@ -143,7 +146,7 @@ class Helmholtz:
             self._check(condition)
         self.ansatz = hard_ansatz(domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
         self.unknowns = _unknowns(self)
-        self._measure(complex_field)
+        self._measure(complex_field, field_scale)
 
     # -- what the problem is -----------------------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class Helmholtz:
         k = self.wavenumber.start if isinstance(self.wavenumber, Unknown) else self.wavenumber
         return evaluate("wavenumber", k, x, given=self.domain.given)
 
-    def _measure(self, asked: bool | None) -> None:
+    def _measure(self, asked: bool | None, scale: float | None) -> None:
         """Sizes that scale the terms, and whether anything is complex."""
         probe = self.domain.interior(_PROBE, seed=0)
         k = self.wavenumber_at(probe)
@@ -194,6 +197,10 @@ class Helmholtz:
         # Without values to go by the field is taken to be of order one; rounding, beside what the source drives, is none.
         driven = self.source_size / max(self.reference, math.pi / longest) ** 2
         self.field_scale = size if size > 1e-8 * driven else 1.0
+        if scale is not None:
+            if not (scale > 0 and math.isfinite(scale)):
+                raise ArgumentError(f"field_scale = {scale!r}: it is a number above 0")
+            self.field_scale = float(scale)
         self.slope_scale = slope * self.field_scale
         self.equation_scale = max(self.reference**2 * self.field_scale, self.source_size)
         if self.equation_scale == 0.0:  # k = 0: Laplace
