@@ -19,7 +19,7 @@ import numpy as np
 from scanfield.arrays import Namespace
 from scanfield.errors import ShapeError, StateError
 from scanfield.pinn.fourier import Embedding
-from scanfield.pinn.network import Network, from_host
+from scanfield.pinn.network import PRECISIONS, Network, from_host
 from scanfield.pinn.placing import to_host
 
 __all__ = ["architecture", "load_network", "read", "save_network", "write"]
@@ -110,6 +110,8 @@ def load_network(
         device = getattr(first, "device", None) if like.library not in ("numpy", "jax") else None
     try:
         shape = facts["architecture"]
+        if shape["dtype"] not in PRECISIONS:
+            raise ValueError(f"dtype {shape['dtype']!r}")
         embedding = Embedding(
             tensors[_FREQUENCIES],
             trainable=shape["trainable"],
