@@ -164,7 +164,9 @@ class InPlace(Kernels):
         """As ``Kernels.linear``."""
         blocks, n, width = h.shape
         out = memory.take(key, (blocks, n, weight.shape[0]))
-        self.module.matmul(h.reshape(blocks * n, width), weight.T, out=out.reshape(blocks * n, weight.shape[0]))
+        self.module.matmul(
+            h.reshape(blocks * n, width), weight.T, out=out.reshape(blocks * n, weight.shape[0])
+        )
         self.module.add(out[0, ...], bias, out=out[0, ...])
         return out
 
@@ -172,7 +174,9 @@ class InPlace(Kernels):
         """As ``Kernels.linear_back``."""
         blocks, n, width = zbar.shape
         out = memory.take((key[0], key[1] % 2), (blocks, n, weight.shape[1]))
-        self.module.matmul(zbar.reshape(blocks * n, width), weight, out=out.reshape(blocks * n, weight.shape[1]))
+        self.module.matmul(
+            zbar.reshape(blocks * n, width), weight, out=out.reshape(blocks * n, weight.shape[1])
+        )
         return out
 
     def add_weight(self, total: Array, zbar: Array, h: Array, memory: Buffers) -> Array:
@@ -333,10 +337,13 @@ class InPlace(Kernels):
             xp.negative(value, out=value)
             xp.exp(value, out=value)
             xp.log1p(value, out=value)
-            positive = xp.multiply(z, z > 0, out=memory.take("g0", tuple(z.shape)))
-            xp.add(value, positive, out=value)
+            xp.add(value, self.positive(z, memory.take("g0", tuple(z.shape))), out=value)
         for out, g in zip(s, self._logistic(z, memory) if s else [], strict=False):
             out[...] = g
+
+    def positive(self, z: Array, out: Array) -> Array:
+        """max(z, 0)"""
+        return self.module.maximum(z, 0.0, out=out)
 
     def _gelu(self, z: Array, known: Array | None, value: Array, s: list[Array], memory: Buffers) -> None:
         xp = self.module
