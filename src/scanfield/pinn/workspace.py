@@ -238,7 +238,7 @@ class Workspace:
         """What all of it takes, buffers that later steps added included."""
         own = [*self.dW, *self.db, self.dB, *self.dL_dz, *self.dL_dh_prev]
         total: int = self.buffers.bytes
-        return total + sum(int(array.itemsize) * math.prod(array.shape) for array in own)
+        return total + sum(int(array.itemsize * math.prod(array.shape)) for array in own)
 
     def zero_grad(self) -> None:
         """Set dW, db and dB to zero, where they are."""
