@@ -30,6 +30,10 @@ class Out(InPlace):
         """1 / (1 + e^-z)"""
         return torch.sigmoid(z, out=out)
 
+    def positive(self, z: Array, out: Array) -> Array:
+        """max(z, 0)"""
+        return torch.clamp(z, min=0.0, out=out)
+
     def write_erf(self, x: Array, out: Array) -> None:
         """erf(x) into out."""
         torch.special.erf(x, out=out)

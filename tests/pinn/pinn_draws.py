@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,3 +118,8 @@ def unknowns(kinds: Any, real: bool = False) -> dict[str, Any] | None:
     if "free" not in kinds:
         return None
     return {name: value.real if real else value for name, value in UNKNOWNS.items()}
+
+
+def plain() -> Any:
+    """Writable NumPy arrays, for tests that measure one library only."""
+    return importlib.import_module("arrays").library("numpy")

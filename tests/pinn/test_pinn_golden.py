@@ -13,7 +13,11 @@ from scanfield import pinn
 
 
 def leave_out(backend: str, test: str, parameters: dict[str, Any]) -> bool:
-    return backend == "dask"  # a training loop computes at every step: Dask's arrays are not for it
+    # A training loop computes at every step: Dask's arrays are not for it. JAX compiles for a second for each case.
+    dear = (
+        backend == "jax" and parameters.get("dtype") == "float32" and "d2" not in str(parameters.get("name"))
+    )
+    return backend == "dask" or dear
 
 
 CASES = {case.name: case for case in all_cases() if case.op.startswith("pinn")}

@@ -17,7 +17,9 @@ from scanfield.pinn.activations import ACTIVATIONS
 
 
 def leave_out(backend: str, test: str, parameters: dict[str, Any]) -> bool:
-    return backend == "dask"  # a training loop computes at every step: Dask's arrays are not for it
+    # A training loop computes at every step: Dask's arrays are not for it. JAX compiles for seconds for each kind.
+    dear = backend == "jax" and parameters.get("activation") in ("sin", "swish", "softplus")
+    return backend == "dask" or dear
 
 
 def flat(library: Any, gradients: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -67,7 +69,7 @@ def test_real_problem_of_a_real_field(library: Any) -> None:
 @pytest.mark.parametrize(("d", "activation"), list(zip([1, 2, 3, 2, 1], ACTIVATIONS, strict=True)))
 def test_gradients_are_those_of_differences(library: Any, d: int, activation: str) -> None:
     network = draws.network(library, d, activation=activation)
-    terms = draws.terms(library, d)
+    terms = draws.terms(library, d, kinds=("operator", "free") if library.name == "jax" else draws.KINDS)
     report = pinn.check_gradients(
         network, terms, wavenumber=dict(draws.UNKNOWNS), points=library.name == "numpy"
     )

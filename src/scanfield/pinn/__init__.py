@@ -24,12 +24,27 @@ from scanfield.pinn.fit import Fit, Record
 from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
 from scanfield.pinn.jacobian import Jacobian, jacobian
 from scanfield.pinn.jets import Jet, jet
+from scanfield.pinn.layerwise import (
+    fourier_backward,
+    fourier_backward_inplace,
+    fourier_grad,
+    layer_backward,
+    layer_backward_inplace,
+    memset_zero_out,
+    mse_backward,
+    mse_backward_inplace,
+    mul_scalar_out,
+    sub_out,
+    sum_rows_out,
+    tanh_deriv_mul_out,
+)
 from scanfield.pinn.loss import LossAndGrad, loss_and_grad, residuals
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Data, Helmholtz, Sample
 from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Dependence, Piece, PreparedTerms, Term, prepare_terms
 from scanfield.pinn.train import train
+from scanfield.pinn.workspace import Workspace
 
 __all__ = [
     "PML",
@@ -68,15 +83,28 @@ __all__ = [
     "Sommerfeld",
     "Term",
     "Unknown",
+    "Workspace",
     "check_gradients",
     "diagnose",
+    "fourier_backward",
+    "fourier_backward_inplace",
+    "fourier_grad",
     "jacobian",
     "jet",
+    "layer_backward",
+    "layer_backward_inplace",
     "load_network",
     "loss_and_grad",
+    "memset_zero_out",
+    "mse_backward",
+    "mse_backward_inplace",
+    "mul_scalar_out",
     "prepare_terms",
     "residuals",
     "save_network",
     "solutions",
+    "sub_out",
+    "sum_rows_out",
+    "tanh_deriv_mul_out",
     "train",
 ]

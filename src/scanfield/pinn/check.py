@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import Array, device_of, is_complex
+from scanfield.arrays import Array, is_complex
 from scanfield.errors import ArgumentError
 from scanfield.pinn.loss import loss_and_grad
-from scanfield.pinn.network import Network, from_host
+from scanfield.pinn.network import Network, from_host, place_beside
 from scanfield.pinn.terms import PreparedTerms, Term, prepare_terms, unknowns_of
 
 # The fourth-order rule (Fornberg 1988, table 1): its error falls as the fourth power of the step.
@@ -99,7 +99,7 @@ def check_gradients(
     unknowns = unknowns_of(prepared, wavenumber)
     found = loss_and_grad(network, prepared, wavenumber=unknowns or None, points=points).gradients
     draws = numpy.random.default_rng(seed)
-    xp, place = network.xp, device_of(network.parameters["W0"])
+    xp, place = network.xp, place_beside(network.parameters["W0"])
 
     def direction(like: Array) -> Array:
         signs = draws.choice([-1.0, 1.0], size=tuple(like.shape))

@@ -337,10 +337,13 @@ class InPlace(Kernels):
             xp.negative(value, out=value)
             xp.exp(value, out=value)
             xp.log1p(value, out=value)
-            positive = xp.multiply(z, z > 0, out=memory.take("g0", tuple(z.shape)))
-            xp.add(value, positive, out=value)
+            xp.add(value, self.positive(z, memory.take("g0", tuple(z.shape))), out=value)
         for out, g in zip(s, self._logistic(z, memory) if s else [], strict=False):
             out[...] = g
+
+    def positive(self, z: Array, out: Array) -> Array:
+        """max(z, 0)"""
+        return self.module.maximum(z, 0.0, out=out)
 
     def _gelu(self, z: Array, known: Array | None, value: Array, s: list[Array], memory: Buffers) -> None:
         xp = self.module

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scanfield.arrays import COMPLEX_OF, Array, cast, device_of, dtype_of, is_complex, library_of, zeros
+from scanfield.arrays import COMPLEX_OF, Array, cast, dtype_of, is_complex, library_of, zeros
 from scanfield.errors import ShapeError
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import TWO_PI, Model, forward, model_of, reverse
 from scanfield.pinn.kernels import Kernels
-from scanfield.pinn.network import Network, from_host
+from scanfield.pinn.network import Network, from_host, place_beside
 from scanfield.pinn.selection import kernels_for
 from scanfield.pinn.terms import (
     Operator,
@@ -153,7 +153,7 @@ def loss_and_grad(
 def unknown_pairs(network: Network, given: Mapping[str, Any]) -> Unknowns:
     """Numbers or 0-d arrays as pairs of 0-d arrays in the network's dtype."""
     xp, found = network.xp, {}
-    place = device_of(network.parameters["W0"])
+    place = place_beside(network.parameters["W0"])
     for name, value in given.items():
         if isinstance(value, int | float | complex):
             parts = [value.real, value.imag] if isinstance(value, complex) else [value]

@@ -194,7 +194,8 @@ class Network:
             if not embedding.trainable:
                 host["B"] = embedding.frequencies
             self._constants = {
-                name: from_host(self.xp, value, self.dtype, device_of(like)) for name, value in host.items()
+                name: from_host(self.xp, value, self.dtype, place_beside(like))
+                for name, value in host.items()
             }
         return self._constants
 
@@ -245,6 +246,14 @@ class Network:
 
 def _names(layers: int, trainable: bool) -> list[str]:
     return [f"{kind}{i}" for i in range(layers) for kind in "Wb"] + ["B"] * trainable
+
+
+def place_beside(array: Array) -> Any:
+    """The device for a small array that meets this one; JAX moves those that no device was asked for by itself.
+
+    (One that is bound to a device binds what it meets: a compiled function would be compiled again for that.)
+    """
+    return None if library_of(array, "array").name == "jax" else device_of(array)
 
 
 def from_host(xp: Namespace, values: Any, dtype: str, device: Any = None) -> Array:
