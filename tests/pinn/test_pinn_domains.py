@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scanfield.errors import ArgumentError, ShapeError
-from scanfield.pinn.domains import Ball, Box, Difference, Disk, Interval, PointSet
+from scanfield.pinn.compound import Difference, PointSet
+from scanfield.pinn.domains import Ball, Box, Disk, Interval
 from scanfield.pinn.sampling import unit_points
 
 DOMAINS = {

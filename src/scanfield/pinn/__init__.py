@@ -18,8 +18,9 @@ from scanfield.pinn.boundary import (
 )
 from scanfield.pinn.check import GradientCheck, check_gradients
 from scanfield.pinn.checkpoint import load_network, save_network
+from scanfield.pinn.compound import Difference, PointSet
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
-from scanfield.pinn.domains import Ball, Box, Difference, Disk, Domain, Interval, PointSet
+from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
 from scanfield.pinn.fit import Fit, Record
 from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
 from scanfield.pinn.jacobian import Jacobian, jacobian

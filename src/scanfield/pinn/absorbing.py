@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scanfield.errors import ArgumentError
-from scanfield.pinn.domains import Box, Difference, Domain
+from scanfield.pinn.compound import Difference
+from scanfield.pinn.domains import Box, Domain
 
 __all__ = ["PML"]
 

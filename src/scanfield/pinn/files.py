@@ -31,7 +31,8 @@ from scanfield.errors import ArgumentError, ScanfieldError
 from scanfield.pinn import boundary as conditions
 from scanfield.pinn import solutions
 from scanfield.pinn.absorbing import PML
-from scanfield.pinn.domains import Ball, Box, Difference, Disk, Domain, Interval
+from scanfield.pinn.compound import Difference
+from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
 from scanfield.pinn.fit import Fit
 from scanfield.pinn.formula import Formula, number
 from scanfield.pinn.fourier import FourierFeatures

@@ -17,7 +17,6 @@ These scales live in the weights: what is reported is the raw mean of |residual|
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ import numpy as np
 
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.pinn import assembly
 from scanfield.pinn.absorbing import PML
 from scanfield.pinn.ansatz import hard_ansatz
 from scanfield.pinn.boundary import (
@@ -40,16 +40,16 @@ from scanfield.pinn.boundary import (
     Unknown,
 )
 from scanfield.pinn.domains import Box, Domain, Surface
+from scanfield.pinn.drawing import Sample, boundary_count, surfaces
 from scanfield.pinn.jets import jet
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
-from scanfield.pinn.sampling import unit_points
-from scanfield.pinn.terms import Dependence, Piece, Term
+from scanfield.pinn.terms import Term
 from scanfield.pinn.values import Value, evaluate
 
 __all__ = ["Data", "Helmholtz", "Sample"]
 
-PDE = "equation"
+PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
@@ -61,22 +61,6 @@ class Data(NamedTuple):
     values: Any
     weight: float = 1.0
     name: str = "data"
-
-
-class Sample(NamedTuple):
-    """The points of one cycle: inside, (n, d), and for each condition a surface (None where it has no points)."""
-
-    interior: np.ndarray
-    surfaces: tuple[Surface | None, ...]
-
-    @property
-    def checksum(self) -> str:
-        """Sixteen hexadecimal digits that change with any point."""
-        digest = hashlib.sha256(self.interior.tobytes())
-        for surface in self.surfaces:
-            if surface is not None:
-                digest.update(surface.points.tobytes())
-        return digest.hexdigest()[:16]
 
 
 class Helmholtz:
@@ -176,15 +160,15 @@ class Helmholtz:
         found_complex = any(v.dtype.kind == "c" for v in (k, f)) or self.layer is not None
         longest = max(np.subtract(self.domain.upper, self.domain.lower))
         slope = max(self.reference, 1.0 / longest)
-        for condition, surface in zip(self.conditions, self._surfaces(256, "sobol", (0,)), strict=True):
+        for condition, surface in zip(self.conditions, surfaces(self, 256, "sobol", (0,)), strict=True):
             found_complex |= isinstance(condition, Impedance | Sommerfeld)
             found_complex |= isinstance(condition, Periodic) and condition.phase != 0.0
             if isinstance(condition, Robin) and not isinstance(condition.coefficient, Unknown):
                 assert surface is not None
-                c = self._value("coefficient", condition.coefficient, surface)
+                c = self.value_at("coefficient", condition.coefficient, surface)
                 found_complex |= c.dtype.kind == "c"
             if surface is not None and isinstance(condition, Dirichlet | Neumann | Robin | Impedance):
-                g = self._value("value", condition.value, surface)
+                g = self.value_at("value", condition.value, surface)
                 found_complex |= g.dtype.kind == "c"
                 largest = float(np.max(np.abs(g)))
                 size = max(size, largest if isinstance(condition, Dirichlet) else largest / slope)
@@ -220,7 +204,8 @@ class Helmholtz:
         else:
             condition.on(self.domain)
 
-    def _value(self, name: str, value: Value, surface: Surface) -> np.ndarray:
+    def value_at(self, name: str, value: Value, surface: Surface) -> np.ndarray:
+        """A condition's value on a surface, (n,)."""
         return evaluate(name, value, surface.points, surface.normals, given=self.domain.given)
 
     # -- points ------------------------------------------------------------------------------------------------------
@@ -241,60 +226,14 @@ class Helmholtz:
         """
         interior = self.domain.interior(points, sampling, (seed, cycle, 0))
         return Sample(
-            interior, tuple(self._surfaces(self._boundary_count(points, boundary), sampling, (seed, cycle)))
+            interior,
+            tuple(surfaces(self, boundary_count(self.dimensions, points, boundary), sampling, (seed, cycle))),
         )
 
     def held_out(self, points: int, *, seed: int = 0) -> np.ndarray:
         """Points inside, (n, d), that no cycle of training draws; the interior itself where it is given."""
         return self.domain.interior(
             points, "sobol" if not self.domain.given else "grid", (seed, _HELD_OUT, 0)
-        )
-
-    def _boundary_count(self, points: int, boundary: int | None) -> int:
-        if boundary is not None:
-            return boundary
-        d = self.dimensions
-        return 2 * d * max(1, math.ceil(math.pow(points, (d - 1) / d)))
-
-    def _surfaces(self, count: int, sampling: str, seed: tuple[int, ...]) -> list[Surface | None]:
-        found: list[Surface | None] = []
-        total = sum(self.domain.measure(part) for part in self.domain.parts) or 1.0
-        for index, condition in enumerate(self.conditions):
-            if isinstance(condition, Dirichlet) and condition.hard and not self.domain.given:
-                found.append(self._gather(condition.on(self.domain), self.domain, 64, total, "grid", (0,)))
-                continue
-            if isinstance(condition, Interface):
-                region = condition.region
-                size = sum(region.measure(part) for part in region.parts)
-                rim = self._gather(region.parts, region, max(count, 2), size, sampling, (*seed, index + 1))
-                inside = self.domain.contains(rim.points)
-                if not np.any(inside):
-                    raise ArgumentError(f"region = {region!r}: its rim does not pass through {self.domain!r}")
-                found.append(Surface(rim.points[inside], rim.normals[inside]))
-                continue
-            if isinstance(condition, Periodic):
-                parts: tuple[str, ...] = (self.domain.parts[2 * condition.axis + 1],)
-            else:
-                parts = condition.on(self.domain)
-            found.append(self._gather(parts, self.domain, count, total, sampling, (*seed, index + 1)))
-        return found
-
-    def _gather(
-        self,
-        parts: Sequence[str],
-        domain: Domain,
-        count: int,
-        total: float,
-        sampling: str,
-        seed: tuple[int, ...],
-    ) -> Surface:
-        surfaces = []
-        for number, part in enumerate(parts):
-            share = max(1, round(count * domain.measure(part) / total)) if domain.dimensions > 1 else 1
-            unit = unit_points(share, domain.dimensions - 1, sampling, (*seed, number))
-            surfaces.append(domain.surface(part, unit))
-        return Surface(
-            np.concatenate([s.points for s in surfaces]), np.concatenate([s.normals for s in surfaces])
         )
 
     # -- terms -------------------------------------------------------------------------------------------------------
@@ -304,141 +243,13 @@ class Helmholtz:
         found = [self.equation(sample.interior)]
         for condition, surface in zip(self.conditions, sample.surfaces, strict=True):
             if surface is not None:
-                found += self._condition(condition, surface)
-        for measured in self.data:
-            x = measured.points
-            term = self._term(
-                measured.name,
-                [(x, Piece(x, np.ones(x.shape[0])))],
-                measured.values,
-                measured.weight / self.field_scale**2,
-            )
-            found.append(term)
-        return _distinct(found)
+                found += assembly.condition_terms(self, condition, surface)
+        found += [assembly.data_term(self, values) for values in self.data]
+        return assembly.distinct(found)
 
     def equation(self, x: np.ndarray) -> Term:
         """Lap u + k^2 u - f at points (n, d)."""
-        k = self.wavenumber_at(x)
-        f = evaluate("source", self.source, x, given=self.domain.given)
-        weight = 1.0 / self.equation_scale**2
-        n = x.shape[0]
-        unknown = self.wavenumber if isinstance(self.wavenumber, Unknown) else None
-        first: np.ndarray | None = None
-        if self.layer is not None:
-            second, first = self.layer.coefficients(self.domain, x, self.reference)
-        else:
-            # A collapsed Laplacian is one block of the jet, whatever d is.
-            second = np.ones((n, 1))
-        squared = None if unknown else k**2
-        return self._term(PDE, [(x, Piece(x, squared, first, second))], f, weight, (unknown, np.ones(n), 2))
-
-    def _condition(self, condition: Condition, surface: Surface) -> list[Term]:
-        x, normals = surface
-        n = x.shape[0]
-        one = np.ones(n)
-        value_weight = condition.weight / self.field_scale**2
-        slope_weight = condition.weight / self.slope_scale**2
-        title = condition.title
-        if isinstance(condition, Dirichlet):
-            if condition.hard:
-                return []
-            g = self._value("value", condition.value, surface)
-            return [self._term(title, [(x, Piece(x, one))], g, value_weight)]
-        if isinstance(condition, Periodic):
-            return self._periodic(condition, surface, value_weight, slope_weight)
-        if isinstance(condition, Interface):
-            return self._interface(condition, surface, value_weight, slope_weight)
-
-        g = self._value("value", getattr(condition, "value", 0.0), surface)
-        value: np.ndarray | None = None
-        unknown: tuple[Unknown | None, np.ndarray, int] = (None, one, 1)
-        if isinstance(condition, Robin):
-            if isinstance(condition.coefficient, Unknown):
-                unknown = (condition.coefficient, one, 1)
-            else:
-                value = self._value("coefficient", condition.coefficient, surface)
-        elif isinstance(condition, Impedance | Sommerfeld):
-            if isinstance(self.wavenumber, Unknown):
-                unknown = (self.wavenumber, -1j * one, 1)
-            else:
-                value = -1j * self.wavenumber_at(x)
-        return [self._term(title, [(x, Piece(x, value, normals))], g, slope_weight, unknown)]
-
-    def _periodic(
-        self, condition: Periodic, high: Surface, value_weight: float, slope_weight: float
-    ) -> list[Term]:
-        axis, x = condition.axis, high.points
-        low = x.copy()
-        low[:, axis] = self.domain.lower[axis]
-        turn = np.exp(1j * condition.phase) if condition.phase else 1.0
-        one, along = np.ones(x.shape[0]), np.zeros_like(x)
-        along[:, axis] = 1.0
-        title = condition.name or f"periodic axis {axis}"
-        return [
-            self._term(
-                f"{title}, value", [(x, Piece(x, one)), (low, Piece(low, -turn * one))], None, value_weight
-            ),
-            self._term(
-                f"{title}, slope",
-                [(x, Piece(x, None, along)), (low, Piece(low, None, -turn * along))],
-                None,
-                slope_weight,
-            ),
-        ]
-
-    def _interface(
-        self, condition: Interface, rim: Surface, value_weight: float, slope_weight: float
-    ) -> list[Term]:
-        x, n = rim
-        nudge = 1e-6 * max(np.subtract(self.domain.upper, self.domain.lower))
-        # A step to either side says which region a side of the rim belongs to; the points stay on the rim.
-        inside, outside = (self.chart(x + step) - step for step in (-nudge * n, nudge * n))
-        one = np.ones(x.shape[0])
-        return [
-            self._term(
-                f"{condition.title}, value",
-                [(x, Piece(inside, one)), (x, Piece(outside, -one))],
-                None,
-                value_weight,
-            ),
-            self._term(
-                f"{condition.title}, slope",
-                [(x, Piece(inside, None, condition.ratio * n)), (x, Piece(outside, None, -n))],
-                None,
-                slope_weight,
-            ),
-        ]
-
-    def _term(
-        self,
-        name: str,
-        pieces: list[tuple[np.ndarray, Piece]],
-        target: np.ndarray | None,
-        weight: float,
-        unknown: tuple[Unknown | None, np.ndarray, int] = (None, np.ones(0), 1),
-    ) -> Term:
-        """A term in the network: physical points beside each piece in u, hard conditions and field scale folded in."""
-        folded, constant = [], None
-        number, factor, power = unknown
-        for x, piece in pieces:
-            if piece.points is x and self.interfaces:
-                piece = piece._replace(points=self.chart(x))
-            if self.ansatz is not None:
-                piece, own = self.ansatz.fold(piece, x)
-                factor = self.ansatz.factor(factor, x) if number else factor
-                if own is not None:
-                    constant = own if constant is None else constant + own
-            scaled = [None if c is None else self.field_scale * c for c in piece[1:]]
-            folded.append(Piece(piece.points, *scaled))
-        if target is not None and not np.any(target):
-            target = None
-        if constant is not None:
-            target = -constant if target is None else target - constant
-        dependence = None
-        if number is not None:
-            rest = (None,) * (len(folded) - 1)
-            dependence = Dependence((self.field_scale * factor, *rest), power, number.name)
-        return Term(name, tuple(folded), target, weight, dependence)
+        return assembly.equation_term(self, x)
 
     # -- the field ---------------------------------------------------------------------------------------------------
 
@@ -521,13 +332,3 @@ def _data(given: Data, dimensions: int) -> Data:
     if not given.weight > 0:
         raise ArgumentError(f"weight = {given.weight!r} of {given.name!r}: it is a number above 0")
     return given._replace(points=x, values=evaluate(f"values of {given.name!r}", values, x, given=True))
-
-
-def _distinct(terms: list[Term]) -> tuple[Term, ...]:
-    """Names made distinct by numbers."""
-    seen: dict[str, int] = {}
-    found = []
-    for term in terms:
-        seen[term.name] = seen.get(term.name, 0) + 1
-        found.append(term if seen[term.name] == 1 else term._replace(name=f"{term.name} ({seen[term.name]})"))
-    return tuple(found)
