@@ -167,7 +167,7 @@ def bench(session: nox.Session) -> None:
 
     Without options it also writes docs/performance.json and, from it, docs/performance.md.
     """
-    install(session, ["numba", "torch", "jax"], ["bench"])
+    install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or scripts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Solve, write, draw; 0 all well."""
     # Training imports SciPy: only the command that needs it pays.
     from scanfield.pinn import files
+    from scanfield.pinn.diagnose import DiagnosisWarning
 
     if arguments.list:
         for name in files.shipped():
@@ -94,7 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
     network = problem.make_network(_namespace(arguments.library), device=arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
-    fit = problem.solve(network, progress=None if not arguments.quiet else False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DiagnosisWarning)  # told below, without a line of Python
+        fit = problem.solve(network, progress=False if arguments.quiet else None)
+    for words in fit.warnings:
+        print(f"warning: {words}", file=sys.stderr)
     print(fit)
     _write(problem, fit, output, arguments.plot)
     return 0
