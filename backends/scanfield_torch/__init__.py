@@ -37,5 +37,16 @@ MANIFEST = Manifest(
             )
             for device in ("cpu", "cuda")
         ),
+        *(
+            Candidate(
+                name="torch.compile",
+                operations=("pinn",),
+                device=device,
+                target="scanfield_torch.pinn_compiled:kernels",
+                note="compiles for some seconds for each kind of term; on the CPU it needs a C++ compiler",
+                default=False,
+            )
+            for device in ("cpu", "cuda")
+        ),
     ),
 )

@@ -222,7 +222,7 @@ def evaluate(
     }
     raws, xbars, loss = [], [], nothing
     for shape, residual, weight in zip(static.shapes, residuals, weights, strict=True):
-        body = _Body(kernels, model, static, shape, weight * (2.0 / shape.points), unknowns, memory)
+        body = Body(kernels, model, static, shape, weight * (2.0 / shape.points), unknowns, memory)
         (totals, kbars, square), found = kernels.fold(
             body, (totals, kbars, nothing), residual, shape.points, static.chunk
         )
@@ -238,7 +238,7 @@ def evaluate(
     return tuple(raws), loss, totals, kbars, tuple(xbars)
 
 
-class _Body:
+class Body:
     """One chunk of a term: forward, residual, back."""
 
     def __init__(
@@ -255,6 +255,7 @@ class _Body:
         self.scale, self.unknowns, self.memory = scale, unknowns, memory
 
     def __call__(self, carry: Any, rows: Residual) -> tuple[Any, Any]:
+        """Add a chunk's part to the gradients of parameters and unknowns and to the sum of squares."""
         kernels, memory, parts = self.kernels, self.memory, self.shape.parts
         totals, kbars, square = carry
         operators = [with_unknowns(kernels, op, self.shape, self.unknowns) for op in rows.operators]

@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from scanfield.arrays import Namespace
-from scanfield.dispatch import choose
+from scanfield.dispatch import choose, family
+from scanfield.dispatch.registry import is_blocked
 from scanfield.pinn.inplace import InPlace
 from scanfield.pinn.kernels import Kernels
 from scanfield.pinn.network import Network
@@ -29,6 +30,14 @@ def kernels_for(network: Network) -> Kernels:
         own = _OWN[network.library] = own_kernels(network.library, network.xp)
     found: Kernels = choose(FAMILY, network.library, network.device, own)
     return found
+
+
+def methods(network: Network, *, by_name: bool = False) -> list[str]:
+    """The names of all kernels that can run a network here, with those that run only when they are asked for."""
+    loaded = family(FAMILY, network.library, network.device)
+    own = own_kernels(network.library, network.xp)
+    ready = [e for e in loaded if not e.absent and not is_blocked(e.name) and (e.default or by_name)]
+    return [*own, *(entry.name for entry in ready)]
 
 
 def own_kernels(library: str, xp: Namespace) -> dict[str, Kernels]:
