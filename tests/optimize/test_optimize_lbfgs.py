@@ -65,6 +65,7 @@ def test_is_no_worse_than_scipys():
 
 
 def test_says_why_it_stopped():
+    """Field report F096."""
     matrix, right = _quadratic()
 
     def function(x):

@@ -22,7 +22,7 @@ def network(hidden=(6, 5), seed=1, **where):
 
 
 def test_another_process_predicts_the_same_bits(tmp_path):
-    """Two hidden layers, trained frequencies, complex output, trained 20 steps (report deepxde 1364)."""
+    """Two hidden layers, trained frequencies, complex output, trained 20 steps (field report F077)."""
     problem = pinn.Helmholtz(pinn.Box((0, 0), (1, 1)), 5.0, 1.0, pinn.Impedance(0.0))
     fit = pinn.train(problem, network(), points=60, optimizer="adam", iterations=20)
     fit.save(tmp_path / "net.safetensors")

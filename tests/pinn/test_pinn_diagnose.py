@@ -18,7 +18,7 @@ def told(problem, points=200, **more):
 
 
 def test_points_per_wavelength():
-    """Judged by the shortest local wave (report deepxde 649)."""
+    """Judged by the shortest local wave (field report F093)."""
     line = pinn.Interval(0, 1)
     assert "3.0 points per wavelength" in told(pinn.Helmholtz(line, 20 * np.pi, 0.0, [LEFT, RIGHT]), 30)
     assert told(pinn.Helmholtz(line, 2 * np.pi, 0.0, [LEFT, RIGHT]), 30) == ""
@@ -52,7 +52,7 @@ def test_box_eigenvalues(sides, k, warned):
 
 
 def test_a_problem_that_zero_solves():
-    """Said once, at the training; not said with a source, data or a value (report deepxde 284)."""
+    """Said once, at the training; not said with a source, data or a value (field report F090)."""
     line, k = pinn.Interval(0, 1), 4 * np.pi
     nothing = pinn.Helmholtz(line, k, complex_field=True)
     network = pinn.Network.create(pinn.FourierFeatures(1, 4, wavenumber=k), hidden=[4])
@@ -72,7 +72,7 @@ def test_a_problem_that_zero_solves():
 
 @pytest.mark.parametrize(("top", "warned"), [(400.0, True), (60.0, False)])
 def test_a_small_loss_with_a_wrong_field_between_the_points(top, warned):
-    """64 points, 200 frequencies up to 400: zero at the points and wrong elsewhere (report deepxde 2073)."""
+    """64 points, 200 frequencies up to 400: zero at the points and wrong elsewhere (field report F091)."""
     k = 40.0
     problem = pinn.Helmholtz(pinn.Interval(0, 1), k, 0.0, [LEFT, RIGHT])
     waves = np.random.default_rng(0).uniform(0, top, 200)[None] / (2 * np.pi)

@@ -29,7 +29,7 @@ def raw(problem, network, points=9):
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_a_wave_satisfies_neumann_and_impedance(precision):
-    """exp(3ix) with its slope on the left and impedance on the right; a flipped sign leaves 36 (report deepxde 33)."""
+    """exp(3ix) with its slope on the left and impedance on the right; a flipped sign leaves 36 (field report F087)."""
     network = wave_network(dtype=precision)
     bound = 1e-24 if precision == "float64" else 1e-10
 
@@ -53,7 +53,7 @@ def test_a_wave_satisfies_neumann_and_impedance(precision):
 
 
 def test_a_complex_coefficient_may_be_written_down():
-    """d_n u + (2+3j) u with its value; the conjugate leaves 36 (report fealpy 438)."""
+    """d_n u + (2+3j) u with its value; the conjugate leaves 36 (field report F089)."""
     network, end = wave_network(), np.exp(3j)
     value = (3j + 2 + 3j) * end
     for coefficient, left in ((2 + 3j, 0.0), (2 - 3j, 36.0)):
@@ -63,7 +63,7 @@ def test_a_complex_coefficient_may_be_written_down():
 
 
 def test_terms_are_reported_apart_and_unweighted():
-    """Contradicting values in a corner (report deepxde 564): each counts, the loss adds them with their weights."""
+    """Contradicting values in a corner (field report F088): each counts, the loss adds them with their weights."""
     network = wave_network(k=(1.0, 1.0), weights=((0.0, 0.0),))
     sides = [
         pinn.Dirichlet(0.0, where="left", weight=3.0, name="left"),
@@ -78,7 +78,7 @@ def test_terms_are_reported_apart_and_unweighted():
 
 
 def test_a_piecewise_wavenumber_is_a_function_or_an_array():
-    """k = 10, 20, 20 at three points (report deepxde 792): the same residual, bit for bit, and no derivative of k."""
+    """k = 10, 20, 20 at three points (field report F084): the same residual, bit for bit, and no derivative of k."""
     x = np.asarray([[0.1], [0.5], [0.7]])
     domain = pinn.PointSet(x)
     network = wave_network(weights=((0.0, 1.0),))
@@ -269,7 +269,7 @@ def test_seeds_and_cycles_give_the_points():
 
 
 def test_numpy_scalars_are_numbers():
-    """A wavenumber of another precision leaves float32 as it is (report pytorch 58736)."""
+    """A wavenumber of another precision leaves float32 as it is (field report F036)."""
     network = wave_network(dtype="float32", weights=((0.0, 1.0),))
     losses = []
     for k in (3.0, np.float64(3.0), np.float32(3.0), np.asarray(3.0)):
