@@ -197,7 +197,7 @@ def least_squares(
 ) -> Result:
     """Run Levenberg-Marquardt from `x`, (parameters,), for at most `iterations` steps.
 
-    See `Result` for the reasons to stop (its `value` is |r|^2), and `LevenbergMarquardt` for the settings and an
+    See `Result` for the reasons to stop (its `value` is the sum of squares), and `LevenbergMarquardt` for the settings and an
     example.
     """
     positive("iterations", iterations)

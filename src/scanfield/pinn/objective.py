@@ -40,6 +40,7 @@ class Objective:
         chunk: int = 256,
     ) -> None:
         self.problem, self.network, self.sample, self.chunk = problem, network, sample, chunk
+        network.constants()  # made once here; networks with other parameters share them
         self.terms: PreparedTerms = prepare_terms(place_terms(problem.terms(sample), network), network)
         self.names = tuple(shape.name for shape in self.terms.shapes)
         self._scales = self.terms.weights
