@@ -19,6 +19,7 @@ class Difference(Domain):
 
     Examples
     --------
+    >>> from scanfield.pinn import Box, Disk
     >>> plate = Difference(Box((-1, -1), (1, 1)), Disk((0, 0), 0.5))
     >>> plate.parts
     ('left', 'right', 'bottom', 'top', 'hole circle')

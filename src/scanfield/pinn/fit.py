@@ -57,7 +57,7 @@ class Fit:
         return self.problem.field(self.network, x)
 
     def error(self, exact: Callable[[np.ndarray], np.ndarray], x: np.ndarray | None = None) -> float:
-        """The relative L2 error against an exact field over points (n, d); None: a grid of 100 along each axis of the domain."""
+        """The relative L2 error against an exact field at points (n, d); None: a grid of 100 along each axis."""
         points = evaluation_grid(self.problem) if x is None else np.asarray(x, dtype=np.float64)
         return relative_error(self.field(points), np.asarray(exact(points)))
 

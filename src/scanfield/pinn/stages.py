@@ -113,7 +113,9 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
         if not pairs:
             raise ArgumentError("optimizer: an empty list; give at least one stage")
         return tuple(_stage(one, count, network) for one, count in pairs)
-    if optimizer == "auto" and (network.size > LM_LIMIT or network.dtype == "float32"):
+    if optimizer == "auto" and network.dtype == "float32":  # too few digits for the others
+        return (_stage("adam", iterations, network),)
+    if optimizer == "auto" and network.size > LM_LIMIT:
         return _stage("adam", iterations, network), _stage("lbfgs", iterations, network)
     return (_stage(optimizer, iterations, network),)
 

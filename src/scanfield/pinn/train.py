@@ -57,7 +57,8 @@ def train(
         `"uniform"` or `"grid"`; an integer. The same on every library.
     optimizer, iterations
         `"lm"`, `"lbfgs"`, `"adam"`, an optimiser of `scanfield.optimize`, or a list of (optimizer, iterations), one after
-        the other. `"auto"`: Levenberg-Marquardt in float64 with up to 5,000 parameters, else Adam, then L-BFGS.
+        the other. `"auto"`: Levenberg-Marquardt up to 5,000 parameters, above them Adam, then L-BFGS; in float32
+        Adam alone.
     weights
         `"fixed"`: the problem's own. `"annealing"`, `"ntk"` (Adam and L-BFGS): multipliers of them that follow the
         training.
