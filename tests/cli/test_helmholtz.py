@@ -128,7 +128,7 @@ def test_problem_files_that_make_no_sense(tmp_path):
         ('source = "', 'sauce = "', "allowed are wavenumber"),
         ('kind = "box"', 'kind = "blob"', "allowed are interval"),
         ('kind = "dirichlet"', 'kind = "wall"', "allowed are dirichlet"),
-        ("hard = true", "hart = true", "hart"),
+        ("hard = true", "rigid = true", "rigid"),
         ("value = 0.0", 'value = "solution.value"', "solution"),
         ("features = 300", "features = 0", "features"),
         ("points = 1200", "dots = 1200", "dots"),

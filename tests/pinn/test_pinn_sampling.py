@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
-from scanfield.errors import ArgumentError, ShapeError
+from scanfield.errors import ArgumentError, BackendError, ShapeError
 from scanfield.pinn.sampling import RULES, unit_points, weighted_choice
 
 
@@ -42,6 +44,13 @@ def test_the_adaptive_rule_prefers_large_residuals():
     assert np.sum(chosen < 100) > 60  # 20 by chance
     np.testing.assert_array_equal(chosen, weighted_choice(residual, 200, seed=0))
     assert weighted_choice(np.zeros(10), 10, seed=0).shape == (10,)
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.stats.qmc", None)
+    with pytest.raises(BackendError, match=r"needs scipy.*scanfield\[pinn\]"):
+        unit_points(4, 2, "sobol")
+    assert unit_points(4, 2, "uniform").shape == (4, 2)
 
 
 def test_bad_input_is_named():

@@ -254,6 +254,7 @@ def test_bad_input_is_named():
         ({"tolerance": -1.0}, ArgumentError, "tolerance"),
         ({"points": 0}, ArgumentError, "points = 0"),
         ({"sampling": "halton"}, ArgumentError, "sampling"),
+        ({"checkpoint": "/nowhere/at/all/run"}, ArgumentError, "folder"),
     ):
         with pytest.raises(error, match=words):
             pinn.train(line(), net(), **settings)

@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Training imports SciPy: only the command that needs it pays.
     from scanfield.pinn import files
     from scanfield.pinn.diagnose import DiagnosisWarning
+    from scanfield.pinn.extras import need
 
     if arguments.list:
         for name in files.shipped():
@@ -94,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (output, arguments.plot):
         if path is not None and not path.resolve().parent.is_dir():
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
+    if arguments.plot is not None:
+        need("matplotlib.figure", "plot")  # known before the training, not after it
     network = problem.make_network(_namespace(arguments.library), device=arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():

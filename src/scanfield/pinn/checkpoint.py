@@ -18,6 +18,7 @@ import numpy as np
 
 from scanfield.arrays import Namespace
 from scanfield.errors import ShapeError, StateError
+from scanfield.pinn.extras import need
 from scanfield.pinn.fourier import Embedding
 from scanfield.pinn.network import PRECISIONS, Network, from_host
 from scanfield.pinn.placing import to_host
@@ -34,8 +35,7 @@ def write(
     path: str | os.PathLike[str], kind: str, tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> None:
     """Write tensors and facts (what JSON can hold) to a file of this kind."""
-    from safetensors.numpy import save
-
+    save = need("safetensors.numpy").save
     # Contiguous copies: safetensors writes the memory as it lies.
     held = {name: np.array(value, order="C") for name, value in tensors.items()}
     text = json.dumps({"kind": kind, "version": _VERSION, "checksum": _checksum(held), "facts": facts})
@@ -50,15 +50,14 @@ def write(
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tensors and facts of a file that `write` made; StateError for any other, FileNotFoundError for none."""
-    from safetensors import SafetensorError, safe_open
-
+    safetensors = need("safetensors")
     try:
-        with safe_open(os.fspath(path), framework="numpy") as file:
+        with safetensors.safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(
             f"{path}: not a whole safetensors file ({error}); it may be truncated or of another kind"
         ) from None

@@ -80,7 +80,7 @@ class Fit:
     ) -> Any:
         """A figure of the field, of its error where the exact field is known, and of the history; also written to `path`.
 
-        Needs matplotlib; returns its Figure.
+        Needs matplotlib (BackendError without it); returns its Figure.
         """
         from scanfield.pinn.plotting import draw
 

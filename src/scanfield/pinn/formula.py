@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.errors import ArgumentError
+from scanfield.pinn.extras import need
 
 __all__ = ["FUNCTIONS", "Formula", "number"]
 
@@ -25,9 +26,7 @@ _LONGEST = 2000
 
 def _special(name: str) -> Callable[..., Any]:
     def function(*arguments: Any) -> Any:
-        import scipy.special
-
-        return getattr(scipy.special, name)(*arguments)
+        return getattr(need("scipy.special"), name)(*arguments)
 
     return function
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scanfield.pinn.extras import need
+
 if TYPE_CHECKING:
     from scanfield.pinn.fit import Fit
 
@@ -15,10 +17,8 @@ __all__ = ["draw"]
 
 def draw(fit: Fit, exact: Callable[[np.ndarray], np.ndarray] | None = None) -> Any:
     """The field, its error where `exact` is given, and the history."""
-    from matplotlib.figure import Figure
-
     panels = 2 if exact is None else 3
-    figure = Figure(figsize=(4.5 * panels, 4), layout="constrained")
+    figure = need("matplotlib.figure", "plot").Figure(figsize=(4.5 * panels, 4), layout="constrained")
     axes = list(figure.subplots(1, panels))
     _field(
         axes[0],

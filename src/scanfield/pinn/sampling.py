@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.pinn.extras import need
 
 __all__ = ["RULES", "generator", "unit_points", "weighted_choice"]
 
@@ -55,7 +56,7 @@ def unit_points(
     rng = generator(seed)
     if rule == "uniform":
         return np.asarray(rng.random((count, dimensions)))
-    from scipy.stats import qmc
+    qmc = need("scipy.stats.qmc")
 
     if rule == "latin":
         return np.asarray(qmc.LatinHypercube(dimensions, seed=rng).random(count))

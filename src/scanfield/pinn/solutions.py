@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.pinn.extras import need
 
 __all__ = [
     "Solution",
@@ -111,7 +112,7 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
             return np.asarray(0.5j / k * np.exp(1j * k * r))
         if d == 3:
             return np.asarray(np.exp(1j * k * r) / (4.0 * np.pi * r))
-        from scipy.special import hankel1
+        hankel1 = need("scipy.special").hankel1
 
         return np.asarray(0.25j * hankel1(0, k * r))
 
@@ -122,7 +123,7 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
         elif d == 3:
             slope = (1j * k - 1.0 / r) * np.exp(1j * k * r) / (4.0 * np.pi * r)
         else:
-            from scipy.special import hankel1
+            hankel1 = need("scipy.special").hankel1
 
             slope = -0.25j * k * hankel1(1, k * r)
         return np.asarray((slope / r)[:, None] * away)
@@ -141,13 +142,13 @@ def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
         return np.linalg.norm(x, axis=1), np.arctan2(x[:, 1], x[:, 0])
 
     def value(x: np.ndarray) -> np.ndarray:
-        from scipy.special import jv
+        jv = need("scipy.special").jv
 
         r, theta = polar(x)
         return np.asarray(jv(m, k * r) * np.exp(1j * m * theta))
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        from scipy.special import jv
+        jv = need("scipy.special").jv
 
         # (d_x + i d_y) and (d_x - i d_y) shift the order by one, up and down.
         r, theta = polar(x)
@@ -190,7 +191,7 @@ def airy(offset: float, slope: float) -> Solution:
     scale = slope ** (-2.0 / 3.0)
 
     def evaluated(x: np.ndarray, derivative: int) -> np.ndarray:
-        from scipy.special import airy as functions
+        functions = need("scipy.special").airy
 
         a = functions(-scale * (offset + slope * x[:, 0]))
         return np.asarray(a[derivative] - 1j * a[2 + derivative])
@@ -256,7 +257,8 @@ def hard_disk(
     n = np.arange(-last, last + 1)
 
     def coefficients() -> np.ndarray:
-        from scipy.special import h1vp, jvp
+        special = need("scipy.special")
+        h1vp, jvp = special.h1vp, special.jvp
 
         return np.asarray(-((1j) ** n) * jvp(n, k * radius) / h1vp(n, k * radius))
 
@@ -265,14 +267,15 @@ def hard_disk(
         return away, np.linalg.norm(away, axis=1)[:, None], np.arctan2(away[:, 1], away[:, 0])[:, None]
 
     def value(x: np.ndarray) -> np.ndarray:
-        from scipy.special import hankel1
+        hankel1 = need("scipy.special").hankel1
 
         away, r, theta = place(x)
         field = np.sum(coefficients() * hankel1(n, k * r) * np.exp(1j * n * theta), axis=1)
         return np.asarray(field + np.exp(1j * k * away[:, 0]) if total else field)
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        from scipy.special import h1vp, hankel1
+        special = need("scipy.special")
+        h1vp, hankel1 = special.h1vp, special.hankel1
 
         away, r, theta = place(x)
         terms = coefficients() * np.exp(1j * n * theta)

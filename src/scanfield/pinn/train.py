@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings as warnings_module
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from scanfield.errors import ArgumentError, ShapeError
@@ -104,6 +105,8 @@ def train(
     True
     """
     _check(problem, network, weights, resample, adaptive, patience, record, checkpoint_every, tolerance)
+    if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
+        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(
