@@ -158,7 +158,7 @@ def docs(session: nox.Session) -> None:
     install(session, [], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md")
+    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn-workspace.md")
 
 
 @nox.session(default=False)
