@@ -98,6 +98,19 @@ def test_kernels_that_write_compute_what_the_generic_ones_do(
         assert deviation(library.numpy(found.loss), library.numpy(want.loss)) < tolerance
 
 
+@pytest.mark.backend("torch")
+def test_a_chunk_that_torch_compiles_computes_what_the_generic_one_does(library: Any) -> None:
+    network = draws.network(library, 2)
+    terms = draws.terms(library, 2, kinds=("operator",))
+    with scanfield.use(method="generic"):
+        want = flat(library, pinn.loss_and_grad(network, terms, points=True).gradients)
+    with scanfield.use(method="torch.compile"):
+        found = [flat(library, pinn.loss_and_grad(network, terms, points=True).gradients) for _ in range(2)]
+    for name, g in want.items():
+        assert deviation(found[0][name], g) < 1e-13, name
+        assert np.array_equal(found[0][name], found[1][name]), name
+
+
 def methods(library: Any) -> list[str]:
     if library.name == "torch":
         return ["torch.out"]
@@ -109,7 +122,7 @@ def test_chunks_change_nothing_but_rounding(library: Any) -> None:
     network = draws.network(library, 2)
     terms = draws.terms(library, 2, n=20, kinds=("pde", "periodic"))
     want = pinn.loss_and_grad(network, terms, points=True)
-    for chunk in (7, 20) if library.name == "jax" else (1, 7, 10, 19, 20, 21):
+    for chunk in (7,) if library.name == "jax" else (1, 7, 10, 19, 20, 21):
         found = pinn.loss_and_grad(network, terms, points=True, chunk=chunk)
         for have, g in zip(
             flat(library, found.gradients).values(), flat(library, want.gradients).values(), strict=True
