@@ -184,6 +184,42 @@ def test_an_unknown_coefficient_has_its_gradient(library: Any) -> None:
     assert float(library.numpy(found.gradients["k2"])) == pytest.approx(want, rel=1e-12)
 
 
+def wave(library: Any, dtype: str) -> pinn.Network:
+    """The field e^(3 i x), exactly."""
+    B = np.array([[3.0 / (2.0 * np.pi)]])
+    host = {"W0": np.array([[0.0, 1.0], [1.0, 0.0]]), "b0": np.zeros(2), "B": B}
+    return pinn.Network(
+        {name: library.array(value.astype(dtype)) for name, value in host.items()},
+        embedding=pinn.FourierFeatures(frequencies=B),
+    )
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_normals_and_imaginary_coefficients_have_their_signs(library: Any, sign: float, dtype: str) -> None:
+    """F087, F089: a flux at one end, an impedance and a free complex coefficient at the other."""
+    network = wave(library, dtype)
+
+    def array(values: Any) -> Any:
+        return library.array(np.array(values, draws.COMPLEX[dtype] if np.iscomplexobj(values) else dtype))
+
+    x = array(np.linspace(0.1, 0.9, 9)[:, None])
+    left, right, n_left, n_right = (array([[value]]) for value in (0.0, 1.0, -1.0, sign))
+    coefficient = 2.0 + sign * 3j
+    target = (3j + 2.0 + 3j) * np.exp(3j)
+    terms = [
+        pinn.Term("pde", (pinn.Piece(x, array([9.0] * 9), None, array(np.ones((9, 1)))),)),
+        pinn.Term("flux", (pinn.Piece(left, None, n_left),), array([-3j * sign])),
+        pinn.Term("impedance", (pinn.Piece(right, array([-3j]), n_right),)),
+        pinn.Term("robin", (pinn.Piece(right, array([coefficient]), array([[1.0]])),), array([target])),
+    ]
+    found = pinn.loss_and_grad(network, terms).terms
+    small = {"float64": 1e-24, "float32": 1e-10}[dtype]
+    assert float(library.numpy(found["pde"])) < small
+    for name in ("flux", "impedance", "robin"):
+        raw = float(library.numpy(found[name]))
+        assert raw < small if sign > 0 else raw == pytest.approx(36.0, rel=1e-5), name
+
+
 @pytest.mark.backend("torch")
 def test_parameters_that_require_gradients_leave_no_graph(library: Any) -> None:
     network = draws.network(library, 1)
