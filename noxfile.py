@@ -158,7 +158,7 @@ def docs(session: nox.Session) -> None:
     install(session, ["pinn", "plot"], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md")
+    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
 
 
 @nox.session(default=False)

@@ -6,6 +6,8 @@ once, for some seconds; that needs a C++ compiler on the CPU.
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FunctionType
@@ -18,6 +20,11 @@ from scanfield.pinn.jets import Model
 from scanfield.pinn.kernels import Kernels
 from scanfield.pinn.loss import Body
 from scanfield.pinn.memory import NOTHING
+
+with warnings.catch_warnings():
+    # The compiler imports this module of torch's, which warns of what torch itself has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    importlib.import_module("torch.utils.mkldnn")
 
 
 class Compiled(Kernels):

@@ -98,6 +98,19 @@ def test_kernels_that_write_compute_what_the_generic_ones_do(
         assert deviation(library.numpy(found.loss), library.numpy(want.loss)) < tolerance
 
 
+@pytest.mark.backend("torch")
+def test_a_chunk_that_torch_compiles_computes_what_the_generic_one_does(library: Any) -> None:
+    network = draws.network(library, 2)
+    terms = draws.terms(library, 2, kinds=("operator",))
+    with scanfield.use(method="generic"):
+        want = flat(library, pinn.loss_and_grad(network, terms, points=True).gradients)
+    with scanfield.use(method="torch.compile"):
+        found = [flat(library, pinn.loss_and_grad(network, terms, points=True).gradients) for _ in range(2)]
+    for name, g in want.items():
+        assert deviation(found[0][name], g) < 1e-13, name
+        assert np.array_equal(found[0][name], found[1][name]), name
+
+
 def methods(library: Any) -> list[str]:
     if library.name == "torch":
         return ["torch.out"]
@@ -109,7 +122,7 @@ def test_chunks_change_nothing_but_rounding(library: Any) -> None:
     network = draws.network(library, 2)
     terms = draws.terms(library, 2, n=20, kinds=("pde", "periodic"))
     want = pinn.loss_and_grad(network, terms, points=True)
-    for chunk in (7, 20) if library.name == "jax" else (1, 7, 10, 19, 20, 21):
+    for chunk in (7,) if library.name == "jax" else (1, 7, 10, 19, 20, 21):
         found = pinn.loss_and_grad(network, terms, points=True, chunk=chunk)
         for have, g in zip(
             flat(library, found.gradients).values(), flat(library, want.gradients).values(), strict=True
@@ -169,6 +182,42 @@ def test_an_unknown_coefficient_has_its_gradient(library: Any) -> None:
     u, end = library.numpy(field.value)[:, 0], library.numpy(field.second)[:, 0]
     want = 2.0 / 50 * np.sum((end + 6.25 * u) * u)
     assert float(library.numpy(found.gradients["k2"])) == pytest.approx(want, rel=1e-12)
+
+
+def wave(library: Any, dtype: str) -> pinn.Network:
+    """The field e^(3 i x), exactly."""
+    B = np.array([[3.0 / (2.0 * np.pi)]])
+    host = {"W0": np.array([[0.0, 1.0], [1.0, 0.0]]), "b0": np.zeros(2), "B": B}
+    return pinn.Network(
+        {name: library.array(value.astype(dtype)) for name, value in host.items()},
+        embedding=pinn.FourierFeatures(frequencies=B),
+    )
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_normals_and_imaginary_coefficients_have_their_signs(library: Any, sign: float, dtype: str) -> None:
+    """F087, F089: a flux at one end, an impedance and a free complex coefficient at the other."""
+    network = wave(library, dtype)
+
+    def array(values: Any) -> Any:
+        return library.array(np.array(values, draws.COMPLEX[dtype] if np.iscomplexobj(values) else dtype))
+
+    x = array(np.linspace(0.1, 0.9, 9)[:, None])
+    left, right, n_left, n_right = (array([[value]]) for value in (0.0, 1.0, -1.0, sign))
+    coefficient = 2.0 + sign * 3j
+    target = (3j + 2.0 + 3j) * np.exp(3j)
+    terms = [
+        pinn.Term("pde", (pinn.Piece(x, array([9.0] * 9), None, array(np.ones((9, 1)))),)),
+        pinn.Term("flux", (pinn.Piece(left, None, n_left),), array([-3j * sign])),
+        pinn.Term("impedance", (pinn.Piece(right, array([-3j]), n_right),)),
+        pinn.Term("robin", (pinn.Piece(right, array([coefficient]), array([[1.0]])),), array([target])),
+    ]
+    found = pinn.loss_and_grad(network, terms).terms
+    small = {"float64": 1e-24, "float32": 1e-10}[dtype]
+    assert float(library.numpy(found["pde"])) < small
+    for name in ("flux", "impedance", "robin"):
+        raw = float(library.numpy(found[name]))
+        assert raw < small if sign > 0 else raw == pytest.approx(36.0, rel=1e-5), name
 
 
 @pytest.mark.backend("torch")

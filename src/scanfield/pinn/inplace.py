@@ -123,7 +123,7 @@ class InPlace(Kernels):
             points = pbar @ omega.T + hbar[0, :, 2 * m :] @ raw.T
 
         def rows() -> Array:
-            found = xp.empty((n, d, m), dtype=pbar.dtype, device=memory.device)
+            found = self.xp.empty((n, d, m), dtype=pbar.dtype, device=memory.device)
             for i in range(d):
                 found[:, i, :] = x[:, i : i + 1] * pbar
                 for part in parts(i):
