@@ -197,6 +197,12 @@ def test_flatten_and_back(library: Any) -> None:
         network.unflatten(vector[1:])
 
 
+def test_no_points_have_an_empty_jet(library: Any) -> None:
+    jet = pinn.jet(draws.network(library, 2), library.array(np.zeros((0, 2))))
+    shapes = [tuple(part.shape) for part in jet]
+    assert shapes == [(0, 2), (2, 0, 2), (0, 2)]
+
+
 def test_what_does_not_fit_is_named(library: Any) -> None:
     network = draws.network(library, 2)
     good = dict(network.parameters)

@@ -220,6 +220,18 @@ def test_normals_and_imaginary_coefficients_have_their_signs(library: Any, sign:
         assert raw < small if sign > 0 else raw == pytest.approx(36.0, rel=1e-5), name
 
 
+def test_an_unknown_moves_by_its_own_gradient(library: Any, dtype: str) -> None:
+    """Numbers, 0-d arrays, and whatever arithmetic with a gradient makes of them are taken."""
+    network = wave(library, dtype)
+    x = library.array(np.linspace(0.1, 0.9, 9, dtype=dtype)[:, None])
+    one = library.array(np.ones((9, 1), dtype))
+    terms = [pinn.Term("pde", (pinn.Piece(x, second=one),), wavenumber=pinn.Dependence((one[:, 0],), 2))]
+    k: Any = 2.0
+    for _ in range(60):
+        k = k - 0.02 * pinn.loss_and_grad(network, terms, wavenumber=k).gradients["wavenumber"]
+    assert float(k) == pytest.approx(3.0, rel=1e-6)
+
+
 @pytest.mark.backend("torch")
 def test_parameters_that_require_gradients_leave_no_graph(library: Any) -> None:
     network = draws.network(library, 1)
@@ -241,6 +253,15 @@ def test_steps_of_one_shape_are_compiled_once(library: Any) -> None:
         names = list(network.parameters)
         network = network.replace({k: network.parameters[k] - 1e-3 * found.gradients[k] for k in names})
     assert module._run._cache_size() == before + 1
+
+
+@pytest.mark.backend("numpy", "strict")
+def test_an_unknown_method_is_told_with_the_known_ones(library: Any) -> None:
+    network = draws.network(library, 1)
+    terms = draws.terms(library, 1, kinds=("data",))
+    words = r"'generic\.recurrent' does not serve pinn on .* known are generic"
+    with scanfield.use(method="generic.recurrent"), pytest.raises(scanfield.ArgumentError, match=words):
+        pinn.loss_and_grad(network, terms)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------

@@ -184,9 +184,8 @@ def _stack(
     def body(carry: None, rows: Any) -> tuple[None, Array]:
         points, weights = rows
         stack, _ = forward(kernels, model, points, weights, first, memory)
-        return None, kernels.xp.permute_dims(
-            stack, (1, 0, 2)
-        ) * 1.0  # a buffer is written again by the next chunk
+        # A copy: a buffer is written again by the next chunk.
+        return None, kernels.xp.permute_dims(stack, (1, 0, 2)) * 1.0
 
     _, stack = kernels.fold(body, None, (x, channels), x.shape[0], chunk)
     return kernels.xp.permute_dims(stack, (1, 0, 2))

@@ -53,7 +53,7 @@ class Kernels:
         ``rows`` is a tree of tuples and arrays, with ``count`` entries on axis 0 of each.
         """
         outs = []
-        for start in range(0, count, chunk):
+        for start in range(0, max(1, count), chunk):
             carry, out = body(carry, rows if count <= chunk else cut(rows, start, min(start + chunk, count)))
             outs.append(out)
         return carry, outs[0] if len(outs) == 1 else join(self.xp, outs)

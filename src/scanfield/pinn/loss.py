@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+
 from scanfield.arrays import COMPLEX_OF, Array, cast, dtype_of, is_complex, library_of, zeros
 from scanfield.errors import ShapeError
 from scanfield.pinn.fourier import check_count
@@ -102,8 +104,9 @@ def loss_and_grad(
 
     Notes
     -----
-    Written for the collapsed Laplacian (d + 2 blocks); MATH in ``docs/mathematics.md``. On JAX the whole evaluation is one
-    compiled function of the shapes.
+    A term with second derivatives is d + 2 stacked blocks (d + 3 for complex coefficients of its own on each axis), one
+    matrix product a layer and two back; the formulas stand in ``docs/mathematics.md``. On JAX the whole evaluation is one
+    function, compiled for its shapes; new parameters, weights, points or coefficients compile nothing anew.
 
     Examples
     --------
@@ -155,6 +158,8 @@ def unknown_pairs(network: Network, given: Mapping[str, Any]) -> Unknowns:
     xp, found = network.xp, {}
     place = place_beside(network.parameters["W0"])
     for name, value in given.items():
+        if isinstance(value, numpy.generic):  # what arithmetic with NumPy's gradient makes of a number
+            value = value.item()
         if isinstance(value, int | float | complex):
             parts = [value.real, value.imag] if isinstance(value, complex) else [value]
             pair = [from_host(xp, part, network.dtype, place) for part in parts]
