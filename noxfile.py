@@ -49,19 +49,19 @@ TESTED = "constraints/tested.txt"
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
 # alone, so that an import of another one cannot go unnoticed; numba with those whose arrays its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
-    "numpy": (["numba"], ["peers"]),
-    "strict": ([], ["strict"]),
-    "torch": (["torch", "numba"], ["peers-torch"]),
-    "jax": (["jax", "numba"], []),
+    "numpy": (["numba", "pinn", "plot"], ["peers"]),
+    "strict": (["pinn"], ["strict"]),
+    "torch": (["torch", "numba", "pinn"], ["peers-torch"]),
+    "jax": (["jax", "numba", "pinn"], []),
     "dask": (["dask", "numba"], ["distributed", "strict"]),
-    "cupy": (["cupy-cuda12"], []),
+    "cupy": (["cupy-cuda12", "pinn"], []),
 }
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job on real data: libraries found, their agreement, a forecast; under three minutes."""
-    install(session, ["numba", "torch", "jax", "cli", "plot"], ["demo"])
+    """The main job: libraries found, their agreement, a forecast, a Helmholtz problem; under three minutes."""
+    install(session, ["numba", "torch", "jax", "pinn", "cli", "plot"], ["demo"])
     session.run("scanfield", "demo", *session.posargs, env=environment(session))
 
 
@@ -121,7 +121,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Static types: mypy, strict, over src and backends."""
-    install(session, ["numba", "torch", "jax", "cli", "plot"], ["typing"])
+    install(session, ["numba", "torch", "jax", "pinn", "cli", "plot"], ["typing"])
     session.run("mypy", *session.posargs)
 
 
@@ -155,10 +155,10 @@ def build(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The manual, warnings as errors; the examples of the docstrings and the README are run."""
-    install(session, [], ["docs", "test"])
+    install(session, ["pinn", "plot"], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md")
+    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
 
 
 @nox.session(default=False)
@@ -167,7 +167,7 @@ def bench(session: nox.Session) -> None:
 
     Without options it also writes docs/performance.json and, from it, docs/performance.md.
     """
-    install(session, ["numba", "torch", "jax"], ["bench"])
+    install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or scripts:

@@ -27,6 +27,16 @@ MANIFEST = Manifest(
             note="vmap runs its elements one after the other; jvp needs method='generic'",
             default=False,
         ),
+        *(
+            Candidate(
+                name="jax.jit",
+                operations=("pinn",),
+                device=device,
+                target="scanfield_jax.pinn_jets:kernels",
+                note="compiled once for each set of shapes",
+            )
+            for device in ("cpu", "gpu", "tpu")
+        ),
     ),
     loop="scanfield_jax.loops:scan",
 )

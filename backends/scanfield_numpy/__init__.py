@@ -16,5 +16,13 @@ MANIFEST = Manifest(
             dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
             note="compiled on the first call of each operation, verb and dtype",
         ),
+        Candidate(
+            name="numpy.numba",
+            operations=("pinn",),
+            device="cpu",
+            target="scanfield_numpy.pinn_jets:kernels",
+            requires=("numba",),
+            note="compiled on the first use of each activation and dtype",
+        ),
     ),
 )

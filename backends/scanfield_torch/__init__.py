@@ -52,5 +52,26 @@ MANIFEST = Manifest(
         _compiled("cuda", "triton", default=True),
         _generic("cpu"),
         _generic("cuda"),
+        *(
+            Candidate(
+                name="torch.out",
+                operations=("pinn",),
+                device=device,
+                target="scanfield_torch.pinn_jets:kernels",
+                note="every step writes into buffers; nothing is recorded by autograd",
+            )
+            for device in ("cpu", "cuda")
+        ),
+        *(
+            Candidate(
+                name="torch.compile",
+                operations=("pinn",),
+                device=device,
+                target="scanfield_torch.pinn_compiled:kernels",
+                note="compiles for some seconds for each kind of term; on the CPU it needs a C++ compiler",
+                default=False,
+            )
+            for device in ("cpu", "cuda")
+        ),
     ),
 )

@@ -25,6 +25,7 @@ PEERS = {
     "transformers": "transformers",
     "onnx": "onnx",
     "scipy": "scipy",
+    "skfem": "scikit-fem",
     "torch": "torch",
     "einops": "einops",
 }

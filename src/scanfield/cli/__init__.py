@@ -1,4 +1,4 @@
-"""The command line: `scanfield info | check | demo`, also as `python -m scanfield`."""
+"""The command line: `scanfield info | check | helmholtz | demo`, also as `python -m scanfield`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
     # Parsing imports the commands' modules, and these only what they need to describe themselves.
     import scanfield
-    from scanfield.cli import check, demo, info
+    from scanfield.cli import check, demo, helmholtz, info
 
     parser = argparse.ArgumentParser(
         prog="scanfield",
-        description="Scans and their gradients on arrays of any library.",
+        description="Scans, their gradients and Helmholtz networks on arrays of any library.",
         epilog="scanfield COMMAND --help shows examples.",
     )
     parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (info, check, demo):
+    for command in (info, check, helmholtz, demo):
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:

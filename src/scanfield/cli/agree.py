@@ -18,11 +18,13 @@ import numpy.typing
 
 import scanfield
 from scanfield import dispatch
-from scanfield.cli import draws
+from scanfield.cli import agree_pinn, draws
 from scanfield.cli.places import Place
-from scanfield.dispatch import Derived, Record
+from scanfield.dispatch import Derived
+from scanfield.dispatch import Record as Operation
 from scanfield.errors import BackendError
 
+Record = Operation | agree_pinn.Subject
 Array = numpy.typing.NDArray[Any]
 Arrays = dict[str, Array]
 TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
@@ -121,8 +123,9 @@ class Report:
 
 
 def operations(wanted: Iterable[str] | None = None) -> list[Record]:
-    """The records of the named operations, or of all."""
-    records = {record.name: record for record in scanfield.operations()}
+    """The records of the named operations, or of all; the PINN is among them."""
+    records: dict[str, Record] = {record.name: record for record in scanfield.operations()}
+    records[agree_pinn.SUBJECT.name] = agree_pinn.SUBJECT
     if wanted is None:
         return list(records.values())
     unknown = [name for name in wanted if name not in records]
@@ -134,7 +137,13 @@ def operations(wanted: Iterable[str] | None = None) -> list[Record]:
 def cases(records: Iterable[Record], *, full: bool = False) -> list[tuple[Record, draws.Case]]:
     """Every case of these operations; `full` adds the adversarial ones."""
     regimes = draws.FULL if full else draws.QUICK
-    return [(record, case) for record in records for case in draws.cases(record, _function(record), regimes)]
+    found: list[tuple[Record, draws.Case]] = []
+    for record in records:
+        if isinstance(record, agree_pinn.Subject):
+            found += [(record, case) for case in agree_pinn.cases(full=full)]
+        else:
+            found += [(record, case) for case in draws.cases(record, _function(record), regimes)]
+    return found
 
 
 def compare(
@@ -172,6 +181,9 @@ def _is_selected(place: Place, record: Record, case: draws.Case, dtype: str) -> 
     """Whether a slow place gets this case: implementations are of base operations, so these get more."""
     if place.pace == "ready":
         return True
+    if isinstance(record, agree_pinn.Subject):
+        first = case.regime.name == agree_pinn.cases(full=False)[0].regime.name
+        return place.pace == "compiles" and first and dtype == "float32"
     first = case.regime is draws.QUICK[0]
     if isinstance(record, Derived):
         return place.pace == "compiles" and first and dtype == "float32"
@@ -192,11 +204,12 @@ def _results(
         with place.scope():
             arrays = {name: place.array(_narrow(values, dtype)) for name, values in case.arrays.items()}
             token = {name: place.array(_narrow(values, dtype)) for name, values in (case.token or {}).items()}
-            for candidate in _candidates(record, arrays, case.options):
+            for candidate in _candidates(record, arrays, case.options, place):
                 run = Run(str(place), candidate)
                 found: Arrays = {}
                 with scanfield.use(method=candidate):
-                    for verb, take in _VERBS.items():
+                    verbs = agree_pinn.VERBS if isinstance(record, agree_pinn.Subject) else _VERBS
+                    for verb, take in verbs.items():
                         if verb == "step" and not token:
                             continue
                         # The backward again, with some of its gradients unwanted: one regime of each operation.
@@ -219,7 +232,11 @@ def _results(
     return results
 
 
-def _candidates(record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+def _candidates(
+    record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any], place: Place
+) -> list[str]:
+    if isinstance(record, agree_pinn.Subject):
+        return agree_pinn.candidates(place, arrays, options)
     told = scanfield.explain(_function(record), **arrays, **options)
     names = list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
     # What runs only when it is asked for may compile for seconds at every new shape: the operation that this one is
@@ -237,7 +254,7 @@ def _by_name() -> set[str]:
     }
 
 
-def _function(record: Record) -> Any:
+def _function(record: Operation) -> Any:
     return getattr(scanfield, record.name)
 
 
@@ -249,12 +266,12 @@ def _narrow(values: Array, dtype: str) -> Array:
     return narrow.astype(dtype)
 
 
-def _whole(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+def _whole(record: Operation, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
     result = _function(record)(**arrays, **options)
     return {"output": result.output, "final_state": result.final_state}
 
 
-def _gradients(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+def _gradients(record: Operation, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
     result, pullback = scanfield.vjp(_function(record), **arrays, **options)
     cotangents = [_cotangent(place.numpy(array), i) for i, array in enumerate(result)]
     gradients = pullback(*(place.array(cotangent) for cotangent in cotangents))
@@ -270,7 +287,7 @@ def _cotangent(like: Array, seed: int) -> Array:
     return values.astype("complex64" if like.dtype.kind == "c" else "float32").astype(like.dtype)
 
 
-def _step(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+def _step(record: Operation, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
     function = _function(record)
     state = next(
         (arrays[entry.name] for entry in record.inputs if entry.role == "state" and entry.name in arrays),
@@ -281,7 +298,7 @@ def _step(record: Record, arrays: Any, token: Any, options: Any, place: Place) -
     return {"step's output": output, "step's state": state}
 
 
-def _summary(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+def _summary(record: Operation, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
     states = {entry.name for entry in record.inputs if entry.role == "state"}
     stateless = {name: array for name, array in arrays.items() if name not in states}
     made = scanfield.summarise(_function(record), **stateless, **options)
@@ -316,7 +333,7 @@ def _own_errors(exact: Mapping[Run, Arrays], single: Mapping[Run, Arrays]) -> di
     """What float32 costs in this case: array name -> the most that a generic form is off its own float64."""
     errors: dict[str, float] = {}
     for run in single:
-        if run in exact and run.candidate.startswith("generic."):
+        if run in exact and run.candidate.startswith("generic"):
             size = {kind: _largest(exact[run], kind) for kind in (True, False)}
             for name in exact[run].keys() & single[run].keys():
                 found = apart(exact[run][name], single[run][name], size[_is_gradient(name)], "float32")[0]

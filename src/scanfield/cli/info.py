@@ -196,6 +196,9 @@ def support_table() -> str:
         served = [record.name for record in records if form in _base(record).generic]
         library, dtypes = ("as above", "as above") if len(lines) > 2 else (_EVERY_LIBRARY, _EVERY_DTYPE)
         lines.append(f"| {library} | any | `generic.{form}` | {_listed(served, records)} | {dtypes} |")
+    every = {
+        _base(record).name for record in records
+    }  # a family of another protocol, the PINN, is named as it is
     for manifest in sorted(dispatch.manifests(), key=lambda manifest: manifest.library):
         if manifest.loop:
             lines.append(
@@ -204,6 +207,7 @@ def support_table() -> str:
             )
         for candidate in manifest.candidates:
             served = [record.name for record in records if _base(record).name in candidate.operations]
+            served += [name for name in candidate.operations if name not in every]
             name = f"`{candidate.name}`" + ("" if candidate.default else ", by `method=` only")
             lines.append(
                 f"| {manifest.library} | {candidate.device} | {name} | {_listed(served, records)} "

@@ -1,5 +1,6 @@
 """(operation, library, device) -> the implementation that runs, and why. Knows nothing of scans."""
 
+from scanfield.dispatch.families import choose, family
 from scanfield.dispatch.operation import (
     Call,
     Candidate,
@@ -47,7 +48,9 @@ __all__ = [
     "backends",
     "backward",
     "call",
+    "choose",
     "explain_call",
+    "family",
     "forced_method",
     "implementation",
     "manifests",

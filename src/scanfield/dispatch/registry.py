@@ -239,7 +239,7 @@ def implementation(operation: str, name: str) -> Implementation:
     for manifest in _MANIFESTS:
         for candidate in manifest.candidates:
             if candidate.name == name and operation in candidate.operations:
-                loaded = _load(operation, candidate)
+                loaded = load_candidate(operation, candidate)
                 if loaded.implementation is None:
                     raise BackendError(f"{name} cannot run {operation}: {loaded.absent}")
                 return loaded.implementation
@@ -264,7 +264,9 @@ def ensure(operation: str, library: str, device: str) -> bool:
             _discover()
             record = _OPERATIONS[operation]
             candidates = tuple(
-                _load(operation, candidate) if candidate.device == device else _elsewhere(candidate, device)
+                load_candidate(operation, candidate)
+                if candidate.device == device
+                else _elsewhere(candidate, device)
                 for manifest in _MANIFESTS
                 if manifest.library == library
                 for candidate in _offered(manifest, operation, device)
@@ -319,6 +321,11 @@ def _manifest(entry: EntryPoint) -> Manifest:
     return manifest
 
 
+def is_blocked(name: str) -> bool:
+    """Whether ``SCANFIELD_BLOCK`` turns a candidate off."""
+    return name in _BLOCKED
+
+
 def _read_blocked() -> list[str]:
     """``SCANFIELD_BLOCK=name,name:verb`` turns candidates, or one verb of them, off."""
     global _BLOCKED
@@ -359,7 +366,8 @@ def _offered(manifest: Manifest, operation: str, device: str) -> list[Candidate]
     return list(found.values())
 
 
-def _load(operation: str, candidate: Candidate) -> Loaded:
+def load_candidate(operation: str, candidate: Candidate) -> Loaded:
+    """A candidate's implementation of an operation, or why there is none."""
     try:
         for module in candidate.requires:
             importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Adam and learning-rate schedules for a mapping of names to arrays of any library.
+"""Adam for a mapping of names to arrays of any library.
 
 The optimiser is functional: it holds its settings, and the state travels beside the parameters.
 
@@ -24,10 +24,9 @@ Nothing is written in place: read-only arrays, JAX arrays and aliased parameters
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scanfield.arrays import (
     COMPLEX,
@@ -42,95 +41,9 @@ from scanfield.arrays import (
     library_of,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.optimize.schedules import Schedule, positive
 
-__all__ = ["Adam", "AdamState", "Constant", "Cosine", "Exponential", "Schedule"]
-
-Schedule = Callable[[int], float]
-"""The number of updates already made -> the learning rate of the next one."""
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Schedules
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The same rate for ever.
-
-    >>> Constant(1e-3)(10_000)
-    0.001
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        _positive("value", self.value)
-
-    def __call__(self, step: int) -> float:
-        """The rate of the next update, after `step` of them."""
-        return self.value
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """A linear warm-up over `warmup` updates to `peak`, then half a cosine down to `final` at update `steps`.
-
-    The first update of a warm-up already moves (its rate is peak / warmup, not 0), and after `steps` the
-    rate stays at `final`. (Loshchilov & Hutter, arXiv 1608.03983, equation 5, without restarts.)
-
-    >>> rate = Cosine(peak=1.0, steps=10, warmup=4)
-    >>> [round(rate(step), 3) for step in (0, 3, 4, 7, 10, 99)]
-    [0.25, 1.0, 1.0, 0.5, 0.0, 0.0]
-    """
-
-    peak: float
-    steps: int
-    warmup: int = 0
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _positive("peak", self.peak)
-        if self.steps < 1:
-            raise ArgumentError(f"steps = {self.steps}: a schedule needs at least one step")
-        if not 0 <= self.warmup <= self.steps:
-            raise ArgumentError(f"warmup = {self.warmup}: it lies between 0 and steps = {self.steps}")
-        if self.final < 0:
-            raise ArgumentError(f"final = {self.final}: a learning rate is not negative")
-
-    def __call__(self, step: int) -> float:
-        """The rate of the next update, after `step` of them."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / (self.steps - self.warmup) if step < self.steps else 1.0
-        return self.final + (self.peak - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """`initial` times `factor` for every `every` updates, without steps in between.
-
-    >>> rate = Exponential(initial=0.1, factor=0.5, every=100)
-    >>> rate(0), rate(100), rate(200)
-    (0.1, 0.05, 0.025)
-    """
-
-    initial: float
-    factor: float
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("initial", self.initial)
-        _positive("factor", self.factor)
-        if self.every < 1:
-            raise ArgumentError(f"every = {self.every}: it counts updates, at least 1")
-
-    def __call__(self, step: int) -> float:
-        """The rate of the next update, after `step` of them."""
-        return self.initial * math.pow(self.factor, step / self.every)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Adam
+__all__ = ["Adam", "AdamState"]
 
 
 class AdamState(NamedTuple):
@@ -186,11 +99,11 @@ class Adam:
 
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
-            _positive("learning_rate", self.learning_rate)
+            positive("learning_rate", self.learning_rate)
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(f"{name} = {getattr(self, name)}: it lies in [0, 1)")
-        _positive("epsilon", self.epsilon)
+        positive("epsilon", self.epsilon)
         if self.weight_decay < 0:
             raise ArgumentError(f"weight_decay = {self.weight_decay}: it is not negative")
 
@@ -233,10 +146,6 @@ class Adam:
                 change = change + self.weight_decay * wide
             moved[name] = cast(xp, xp.asarray(wide - rate * change), value.dtype)
         return moved, AdamState(step, first, second)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# What the two need
 
 
 def _zeros(name: str, value: Array, *, real: bool) -> Array:
@@ -289,8 +198,3 @@ def _same_names(params: Mapping[str, Array], gradients: Mapping[str, Array], sta
             f"the state holds {sorted(state.first)}, the parameters are {sorted(params)}: "
             "the state was made for other parameters; start again with adam.init(params)"
         )
-
-
-def _positive(name: str, value: Any) -> None:
-    if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
-        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")

@@ -1,0 +1,180 @@
+"""`scanfield helmholtz PROBLEM`: solve a Helmholtz problem with a network, write the field, draw it.
+
+PROBLEM is a TOML file or the name of a shipped problem. The points, the frequencies and the weights come from the seed, the
+wavenumber and the feature scale that the file states. The field is evaluated on a grid over the domain and written to an npz
+file: `x` (n, d), `field` (n,) and, where it is known, `exact` (n,). The last line is then the relative L2 error on that grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scanfield.cli.console import progress, table
+from scanfield.errors import ArgumentError, BackendError
+
+_EXAMPLES = """\
+examples:
+  scanfield helmholtz square-1-4                             a standard problem, in a second
+  scanfield helmholtz square-1-4 --set a1=2.5 --set a2=3.3   other parameters of the file
+  scanfield helmholtz hard-disk --plot disk.png              with a picture
+  scanfield helmholtz mine.toml --library torch              your own problem, on tensors
+  scanfield helmholtz --list                                 the shipped problems
+  scanfield helmholtz --show two-media > mine.toml           one of them as a file to start from
+  scanfield helmholtz --reproduce                            ours beside published values
+"""
+LIBRARIES = ("numpy", "torch", "jax", "cupy")
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command to argparse."""
+    parser = commands.add_parser(
+        "helmholtz",
+        help="solve a Helmholtz problem with a network, from a TOML file or a shipped problem",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "problem", nargs="?", metavar="PROBLEM", help="a TOML file, or the name of a shipped problem"
+    )
+    parser.add_argument(
+        "--library", choices=LIBRARIES, default="numpy", help="whose arrays to use (default: numpy)"
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="of that library, for example cuda (default: its own)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="another value of a parameter in the file",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.npz", help="where the field goes (default: PROBLEM.npz)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="also draw the field, its error and the history"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--list", action="store_true", help="list the shipped problems")
+    parser.add_argument("--show", metavar="PROBLEM", help="print a shipped problem's file")
+    parser.add_argument(
+        "--reproduce", action="store_true", help="solve published problems; ours beside theirs"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Solve, write, draw; 0 all well."""
+    # Training imports SciPy: only the command that needs it pays.
+    from scanfield.pinn import files
+    from scanfield.pinn.diagnose import DiagnosisWarning
+    from scanfield.pinn.extras import need
+
+    if arguments.list:
+        for name in files.shipped():
+            print(f"{name:18} {files.load_problem(name).title}")
+        return 0
+    if arguments.show:
+        print(files.source(arguments.show), end="")
+        return 0
+    if arguments.reproduce:
+        return _reproduce(quiet=arguments.quiet)
+    if arguments.problem is None:
+        raise ArgumentError(f"PROBLEM is missing: a TOML file, or one of {', '.join(files.shipped())}")
+    problem = files.load_problem(arguments.problem, **_parameters(arguments.set))
+    output = arguments.output or Path(f"{problem.name}.npz")
+    for path in (output, arguments.plot):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
+    if arguments.plot is not None:
+        need("matplotlib.figure", "plot")  # known before the training, not after it
+    network = problem.make_network(_namespace(arguments.library), device=arguments.device)
+    print(f"{problem.title}\n{network}", flush=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DiagnosisWarning)  # told below, without a line of Python
+        fit = problem.solve(network, progress=False if arguments.quiet else None)
+    for words in fit.warnings:
+        print(f"warning: {words}", file=sys.stderr)
+    print(fit)
+    _write(problem, fit, output, arguments.plot)
+    return 0
+
+
+def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
+    from scanfield.pinn.fit import evaluation_grid, relative_error
+
+    x = evaluation_grid(problem.problem)
+    found = {"x": x, "field": fit.field(x)}
+    if problem.exact is not None:
+        found["exact"] = np.asarray(problem.exact(x))
+    with output.open("wb") as file:
+        np.savez(file, **found)
+    print(f"field written to {output}")
+    if plot is not None:
+        fit.plot(plot, problem.exact)
+        print(f"plot written to {plot}")
+    if problem.exact is not None:
+        print(f"relative L2 error {relative_error(found['field'], found['exact']):.1e}")
+
+
+def _reproduce(*, quiet: bool) -> int:
+    from scanfield.pinn.reproduce import ENTRIES, reproduce
+
+    with progress("solving", len(ENTRIES), quiet=quiet) as tick:
+        rows = reproduce(done=lambda row: tick(row.entry.title))
+    head = ("problem", "ours", "CPU s", "parameters", "reference", "source")
+    cells = [
+        (
+            row.entry.title,
+            f"{row.error:.1e}",
+            f"{row.seconds:.1f}",
+            str(row.parameters),
+            row.entry.reference,
+            row.entry.source,
+        )
+        for row in rows
+    ]
+    print(table([head, *cells]))
+    return 0
+
+
+def _parameters(given: list[str]) -> dict[str, float]:
+    found = {}
+    for words in given:
+        name, _, value = words.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ArgumentError(f"--set {words}: NAME=NUMBER is expected") from None
+    return found
+
+
+def _namespace(library: str) -> Any:
+    """The namespace of a library that is installed."""
+    if library == "numpy":
+        return np
+    try:
+        if library == "jax":
+            # Training needs float64, which JAX makes only when told.
+            importlib.import_module("jax").config.update("jax_enable_x64", True)
+            return importlib.import_module("jax.numpy")
+        return importlib.import_module(f"array_api_compat.{library}")
+    except ImportError as error:
+        print(f"scanfield info shows what is installed ({error})", file=sys.stderr)
+        raise BackendError(f"--library {library}: it is not installed; {_INSTALL[library]}") from None
+
+
+_INSTALL = {
+    "torch": "pip install 'scanfield[torch]'",
+    "jax": "pip install 'scanfield[jax]'",
+    "cupy": "pip install 'scanfield[cupy-cuda12]'",
+}

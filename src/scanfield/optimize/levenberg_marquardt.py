@@ -1,0 +1,222 @@
+"""Levenberg-Marquardt for a sum of squares, on the arrays' own library and device.
+
+| symbol | name | shape |
+|---|---|---|
+| theta | `x` | (parameters,) |
+| r | residuals | (rows,), weights folded in |
+| J | Jacobian dr/dtheta | (rows, parameters) |
+| mu | `state.damping` | a number |
+| D | the damping's metric: identity, or diag(J^T J) | (parameters,) |
+
+    parameters <= rows    (J^T J + mu D) step = J^T r                                 primal system
+    rows < parameters     step = D^-1 J^T (J D^-1 J^T + mu I)^-1 r                    residual-space system
+
+theta - step is taken if |r|^2 falls, and mu is divided by `decrease`, twice if |r|^2 fell by over nine tenths of what the
+linear model promised, step.J^T r + mu step.D step; else mu is multiplied by `increase` and the step solved again.
+(Levenberg 1944; Marquardt 1963; Nocedal & Wright, Numerical Optimization, section 10.3.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from scanfield.arrays import Array, Namespace, library_of
+from scanfield.errors import ArgumentError, ShapeError
+from scanfield.optimize import result
+from scanfield.optimize.cholesky import identity, solve_positive
+from scanfield.optimize.lbfgs import check_vector
+from scanfield.optimize.result import Result
+from scanfield.optimize.schedules import positive
+
+__all__ = ["Jacobian", "LMState", "LevenbergMarquardt", "Residuals", "least_squares"]
+
+Residuals = Callable[[Array], Array]
+"""A vector -> its residuals, (rows,)."""
+
+Jacobian = Callable[[Array], tuple[Array, Array]]
+"""A vector -> its residuals and their Jacobian, (rows,) and (rows, parameters)."""
+
+
+class LMState(NamedTuple):
+    """What Levenberg-Marquardt carries from one step to the next."""
+
+    step: int
+    value: float  # |r|^2 at x
+    damping: float
+    evaluations: int
+    stopped: str  # "" while there is something to do
+
+
+@dataclass(frozen=True)
+class LevenbergMarquardt:
+    """Levenberg-Marquardt with a damping rule.
+
+    Parameters
+    ----------
+    damping
+        mu at the start, in units of the squared residuals per squared parameter.
+    increase, decrease
+        What mu is multiplied by after a step that would raise the loss, and divided by after one that lowers it.
+    smallest
+        mu never falls below this.
+    tries
+        Steps that one iteration may try before it stops for want of descent.
+    tolerance
+        Stop once the largest entry of J^T r is at most this.
+    metric
+        `"identity"`, or `"diagonal"` for Marquardt's diag(J^T J), which does not see the parameters' units.
+    system
+        `"primal"`, `"residual"`, or `"auto"`: the smaller of the two. They give the same step.
+
+    Use float64. One iteration costs rows * parameters^2 operations: above about 5,000 parameters take `LBFGS`.
+    Raises `ArgumentError` for settings out of range and `ShapeError` for residuals and a Jacobian that do not fit.
+
+    Examples
+    --------
+    The rate and height of exp(-rate t), from four samples:
+
+    >>> import numpy as np
+    >>> t = np.asarray([0.0, 1.0, 2.0, 3.0])
+    >>> def residuals(x):
+    ...     return x[1] * np.exp(-x[0] * t) - 3.0 * np.exp(-0.5 * t)
+    >>> def jacobian(x):
+    ...     wave = np.exp(-x[0] * t)
+    ...     return residuals(x), np.stack([-t * x[1] * wave, wave], axis=1)
+    >>> found = least_squares(residuals, jacobian, np.asarray([1.0, 1.0]))
+    >>> np.round(found.x, 6), found.reason
+    (array([0.5, 3. ]), 'gradient')
+    """
+
+    damping: float = 1e-3
+    increase: float = 4.0
+    decrease: float = 3.0
+    smallest: float = 1e-15
+    tries: int = 12
+    tolerance: float = 1e-12
+    metric: Literal["identity", "diagonal"] = "identity"
+    system: Literal["auto", "primal", "residual"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("damping", "smallest"):
+            positive(name, getattr(self, name))
+        for name in ("increase", "decrease"):
+            if not getattr(self, name) > 1:
+                raise ArgumentError(f"{name} = {getattr(self, name)}: it is above 1")
+        if self.tries < 1:
+            raise ArgumentError(f"tries = {self.tries}: it is at least 1")
+        if self.tolerance < 0:
+            raise ArgumentError(f"tolerance = {self.tolerance}: it is not negative")
+        for name, allowed in (
+            ("metric", ("identity", "diagonal")),
+            ("system", ("auto", "primal", "residual")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ArgumentError(
+                    f"{name} = {getattr(self, name)!r}: allowed are {', '.join(map(repr, allowed))}"
+                )
+
+    def init(self, residuals: Residuals, x: Array) -> LMState:
+        """The state at `x`; calls `residuals` once."""
+        check_vector(x)
+        value = sum_of_squares(residuals(x))
+        return LMState(0, value, self.damping, 1, "" if math.isfinite(value) else result.NOT_FINITE)
+
+    def step(
+        self, residuals: Residuals, jacobian: Jacobian, x: Array, state: LMState
+    ) -> tuple[Array, LMState]:
+        """One iteration: one Jacobian, and as many residuals as steps are tried."""
+        if state.stopped:
+            return x, state
+        xp = library_of(x, "x").namespace
+        r, j = jacobian(x)
+        _check_shapes(r, j, x)
+        gradient = xp.matrix_transpose(j) @ r
+        largest = float(xp.max(xp.abs(gradient)))
+        if not math.isfinite(largest):
+            return x, state._replace(stopped=result.NOT_FINITE)
+        if largest <= self.tolerance:
+            return x, state._replace(stopped=result.GRADIENT)
+
+        metric = self._metric(xp, j)
+        solve = self._system(j, r, gradient, metric)
+        damping, seen_finite = state.damping, False
+        for attempt in range(1, self.tries + 1):
+            step = solve(damping)
+            if step is not None:
+                there = x - step
+                value = sum_of_squares(residuals(there))
+                seen_finite = seen_finite or math.isfinite(value)
+                if value < state.value:
+                    promised = float(xp.sum(step * gradient)) + damping * float(xp.sum(step * metric * step))
+                    kept = (state.value - value) / promised if promised > 0 else 0.0
+                    damping = max(damping / self.decrease ** (2 if kept > 0.9 else 1), self.smallest)
+                    return there, LMState(state.step + 1, value, damping, state.evaluations + attempt, "")
+            damping = damping * self.increase
+        stopped = result.NO_DESCENT if seen_finite else result.NOT_FINITE
+        return x, state._replace(evaluations=state.evaluations + self.tries, stopped=stopped)
+
+    def _metric(self, xp: Namespace, j: Array) -> Array | float:
+        if self.metric == "identity":
+            return 1.0
+        diagonal = xp.sum(j * j, axis=0)
+        # A parameter that moves nothing has no scale of its own: it takes the smallest there is.
+        return xp.where(diagonal > 0, diagonal, xp.max(diagonal) * 1e-12)
+
+    def _system(
+        self, j: Array, r: Array, gradient: Array, metric: Array | float
+    ) -> Callable[[float], Array | None]:
+        """The step as a function of the damping; products that no damping changes are made once."""
+        xp = library_of(j, "jacobian").namespace
+        rows, parameters = j.shape
+        if self.system == "primal" or (self.system == "auto" and parameters <= rows):
+            normal = xp.matrix_transpose(j) @ j
+            weight = identity(xp, parameters, j) * metric
+            return lambda damping: solve_positive(xp, normal + damping * weight, gradient)
+
+        scaled = j / metric
+        gram = scaled @ xp.matrix_transpose(j)
+        unit = identity(xp, rows, j)
+
+        def step(damping: float) -> Array | None:
+            multipliers = solve_positive(xp, gram + damping * unit, r)
+            return None if multipliers is None else xp.matrix_transpose(scaled) @ multipliers
+
+        return step
+
+
+def least_squares(
+    residuals: Residuals,
+    jacobian: Jacobian,
+    x: Array,
+    *,
+    iterations: int = 200,
+    optimizer: LevenbergMarquardt | None = None,
+) -> Result:
+    """Run Levenberg-Marquardt from `x`, (parameters,), for at most `iterations` steps.
+
+    See `Result` for the reasons to stop (its `value` is the sum of squares), and `LevenbergMarquardt` for the settings and an
+    example.
+    """
+    positive("iterations", iterations)
+    optimizer = LevenbergMarquardt() if optimizer is None else optimizer
+    state = optimizer.init(residuals, x)
+    while not state.stopped and state.step < iterations:
+        x, state = optimizer.step(residuals, jacobian, x, state)
+    return Result(x, state.value, state.step, state.evaluations, state.stopped or result.ITERATIONS)
+
+
+def sum_of_squares(r: Array) -> float:
+    """|r|^2 on the host."""
+    xp = library_of(r, "residuals").namespace
+    return float(xp.sum(r * r))
+
+
+def _check_shapes(r: Array, j: Array, x: Array) -> None:
+    if len(r.shape) != 1 or tuple(j.shape) != (r.shape[0], x.shape[0]):
+        raise ShapeError(
+            f"residuals have shape {tuple(r.shape)}, the Jacobian {tuple(j.shape)} and x {tuple(x.shape)}: "
+            "expected are (rows,), (rows, parameters) and (parameters,)"
+        )

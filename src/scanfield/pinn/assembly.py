@@ -1,0 +1,186 @@
+"""The loss terms of a problem: each condition as coefficients of the network's jet, on the host.
+
+Conditions are written down in u at physical points. Then hard conditions are folded in, the points become those that the
+network sees (`Helmholtz.chart`), and everything is multiplied by the field's scale, since u = U * network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scanfield.pinn.boundary import (
+    Condition,
+    Dirichlet,
+    Impedance,
+    Interface,
+    Periodic,
+    Robin,
+    Sommerfeld,
+    Unknown,
+)
+from scanfield.pinn.domains import Surface
+from scanfield.pinn.terms import Dependence, Piece, Term
+from scanfield.pinn.values import evaluate
+
+if TYPE_CHECKING:
+    from scanfield.pinn.problem import Helmholtz
+
+__all__ = ["PDE", "condition_terms", "data_term", "distinct", "equation_term"]
+
+PDE = "equation"
+
+
+def data_term(problem: Helmholtz, measured: Any) -> Term:
+    """u less what was measured."""
+    x = measured.points
+    weight = measured.weight / problem.field_scale**2
+    return _term(problem, measured.name, [(x, Piece(x, np.ones(x.shape[0])))], measured.values, weight)
+
+
+def equation_term(problem: Helmholtz, x: np.ndarray) -> Term:
+    """Lap u + k^2 u - f at points (n, d)."""
+    k = problem.wavenumber_at(x)
+    f = evaluate("source", problem.source, x, given=problem.domain.given)
+    weight = 1.0 / problem.equation_scale**2
+    n = x.shape[0]
+    unknown = problem.wavenumber if isinstance(problem.wavenumber, Unknown) else None
+    first: np.ndarray | None = None
+    if problem.layer is not None:
+        second, first = problem.layer.coefficients(problem.domain, x, problem.reference)
+    else:
+        # A collapsed Laplacian is one block of the jet, whatever d is.
+        second = np.ones((n, 1))
+    squared = None if unknown else k**2
+    return _term(problem, PDE, [(x, Piece(x, squared, first, second))], f, weight, (unknown, np.ones(n), 2))
+
+
+def condition_terms(problem: Helmholtz, condition: Condition, surface: Surface) -> list[Term]:
+    """What a condition adds to the loss at the points of a surface."""
+    x, normals = surface
+    n = x.shape[0]
+    one = np.ones(n)
+    value_weight = condition.weight / problem.field_scale**2
+    slope_weight = condition.weight / problem.slope_scale**2
+    title = condition.title
+    if isinstance(condition, Dirichlet):
+        if condition.hard:
+            return []
+        g = problem.value_at("value", condition.value, surface)
+        return [_term(problem, title, [(x, Piece(x, one))], g, value_weight)]
+    if isinstance(condition, Periodic):
+        return _periodic(problem, condition, surface, value_weight, slope_weight)
+    if isinstance(condition, Interface):
+        return _interface(problem, condition, surface, value_weight, slope_weight)
+
+    g = problem.value_at("value", getattr(condition, "value", 0.0), surface)
+    value: np.ndarray | None = None
+    unknown: tuple[Unknown | None, np.ndarray, int] = (None, one, 1)
+    if isinstance(condition, Robin):
+        if isinstance(condition.coefficient, Unknown):
+            unknown = (condition.coefficient, one, 1)
+        else:
+            value = problem.value_at("coefficient", condition.coefficient, surface)
+    elif isinstance(condition, Impedance | Sommerfeld):
+        if isinstance(problem.wavenumber, Unknown):
+            unknown = (problem.wavenumber, -1j * one, 1)
+        else:
+            value = -1j * problem.wavenumber_at(x)
+    return [_term(problem, title, [(x, Piece(x, value, normals))], g, slope_weight, unknown)]
+
+
+def _periodic(
+    problem: Helmholtz, condition: Periodic, high: Surface, value_weight: float, slope_weight: float
+) -> list[Term]:
+    axis, x = condition.axis, high.points
+    low = x.copy()
+    low[:, axis] = problem.domain.lower[axis]
+    turn = np.exp(1j * condition.phase) if condition.phase else 1.0
+    one, along = np.ones(x.shape[0]), np.zeros_like(x)
+    along[:, axis] = 1.0
+    title = condition.name or f"periodic axis {axis}"
+    return [
+        _term(
+            problem,
+            f"{title}, value",
+            [(x, Piece(x, one)), (low, Piece(low, -turn * one))],
+            None,
+            value_weight,
+        ),
+        _term(
+            problem,
+            f"{title}, slope",
+            [(x, Piece(x, None, along)), (low, Piece(low, None, -turn * along))],
+            None,
+            slope_weight,
+        ),
+    ]
+
+
+def _interface(
+    problem: Helmholtz, condition: Interface, rim: Surface, value_weight: float, slope_weight: float
+) -> list[Term]:
+    x, n = rim
+    nudge = 1e-6 * max(np.subtract(problem.domain.upper, problem.domain.lower))
+    # A step to either side says which region a side of the rim belongs to; the points stay on the rim.
+    inside, outside = (problem.chart(x + step) - step for step in (-nudge * n, nudge * n))
+    one = np.ones(x.shape[0])
+    return [
+        _term(
+            problem,
+            f"{condition.title}, value",
+            [(x, Piece(inside, one)), (x, Piece(outside, -one))],
+            None,
+            value_weight,
+        ),
+        _term(
+            problem,
+            f"{condition.title}, slope",
+            [(x, Piece(inside, None, condition.ratio * n)), (x, Piece(outside, None, -n))],
+            None,
+            slope_weight,
+        ),
+    ]
+
+
+def _term(
+    problem: Helmholtz,
+    name: str,
+    pieces: list[tuple[np.ndarray, Piece]],
+    target: np.ndarray | None,
+    weight: float,
+    unknown: tuple[Unknown | None, np.ndarray, int] = (None, np.ones(0), 1),
+) -> Term:
+    """A term in the network: physical points beside each piece in u, hard conditions and field scale folded in."""
+    folded, constant = [], None
+    number, factor, power = unknown
+    for x, piece in pieces:
+        if piece.points is x and problem.interfaces:
+            piece = piece._replace(points=problem.chart(x))
+        if problem.ansatz is not None:
+            piece, own = problem.ansatz.fold(piece, x)
+            factor = problem.ansatz.factor(factor, x) if number else factor
+            if own is not None:
+                constant = own if constant is None else constant + own
+        scaled = [None if c is None else problem.field_scale * c for c in piece[1:]]
+        folded.append(Piece(piece.points, *scaled))
+    if target is not None and not np.any(target):
+        target = None
+    if constant is not None:
+        target = -constant if target is None else target - constant
+    dependence = None
+    if number is not None:
+        rest = (None,) * (len(folded) - 1)
+        dependence = Dependence((problem.field_scale * factor, *rest), power, number.name)
+    return Term(name, tuple(folded), target, weight, dependence)
+
+
+def distinct(terms: list[Term]) -> tuple[Term, ...]:
+    """Names made distinct by numbers."""
+    seen: dict[str, int] = {}
+    found = []
+    for term in terms:
+        seen[term.name] = seen.get(term.name, 0) + 1
+        found.append(term if seen[term.name] == 1 else term._replace(name=f"{term.name} ({seen[term.name]})"))
+    return tuple(found)

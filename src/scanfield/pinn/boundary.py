@@ -1,0 +1,164 @@
+"""What holds on a boundary, each condition linear in the field u and its slope along the outward normal, d_n u.
+
+| condition | equation |
+|---|---|
+| `Dirichlet` | u = g |
+| `Neumann` | d_n u = g |
+| `Robin` | d_n u + c u = g, c real or complex |
+| `Impedance` | d_n u - i k u = g |
+| `Sommerfeld` | d_n u - i k u = 0: outgoing waves leave, to first order (time convention exp(-i omega t)) |
+| `Periodic` | u(x + L e) = exp(i phase) u(x), and the slopes along e likewise |
+| `Interface` | u and (its slope times a ratio) continuous across the rim of a region |
+
+`where` names the parts of the boundary ("left", ("bottom", "top"), ...); None is the whole boundary. Values are numbers,
+functions of the points (n, d) or of points and normals, or, on a `PointSet`, arrays. `weight` multiplies the default weight
+of the condition in the loss (1 is right for fields of order one; see `Helmholtz`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from scanfield.errors import ArgumentError
+from scanfield.pinn.domains import Domain
+from scanfield.pinn.values import Value
+
+__all__ = [
+    "Condition",
+    "Dirichlet",
+    "Impedance",
+    "Interface",
+    "Neumann",
+    "Periodic",
+    "Robin",
+    "Sommerfeld",
+    "Unknown",
+]
+
+Where: TypeAlias = str | tuple[str, ...] | list[str] | None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A real number to be found together with the field: the wavenumber, or the coefficient of a `Robin` condition.
+
+    Parameters
+    ----------
+    start
+        The first guess.
+    name
+        Under which a fit reports it.
+    """
+
+    start: float
+    name: str = "wavenumber"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.start):
+            raise ArgumentError(f"start = {self.start!r}: a finite number is expected")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What all conditions share: the parts where they hold, a weight, and a name for reports."""
+
+    where: Where = field(default=None, kw_only=True)
+    weight: float = field(default=1.0, kw_only=True)
+    name: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not (self.weight > 0 and math.isfinite(self.weight)):
+            raise ArgumentError(f"weight = {self.weight!r}: it is a number above 0")
+
+    def on(self, domain: Domain) -> tuple[str, ...]:
+        """The parts of the boundary where it holds."""
+        if self.where is None:
+            return domain.parts
+        return domain.check_parts((self.where,) if isinstance(self.where, str) else self.where)
+
+    @property
+    def title(self) -> str:
+        """Its name in reports: the one given, or its kind and place."""
+        if self.name:
+            return self.name
+        kind = type(self).__name__.lower()
+        if self.where is None:
+            return kind
+        return f"{kind} {self.where if isinstance(self.where, str) else ', '.join(self.where)}"
+
+
+@dataclass(frozen=True)
+class Dirichlet(Condition):
+    """u = `value`. With `hard` the field is built to satisfy it (u = G + D N), and no loss term is needed.
+
+    `hard` needs a domain with a smooth distance function: intervals, boxes, disks, and boxes with a disk cut out. A value
+    that is no constant is extended into the domain from its values on the boundary alone (linear in one dimension, a Coons
+    patch in a rectangle); elsewhere use `hard=False`.
+    """
+
+    value: Value = 0.0
+    hard: bool = False
+
+
+@dataclass(frozen=True)
+class Neumann(Condition):
+    """d_n u = `value`, n the outward normal."""
+
+    value: Value = 0.0
+
+
+@dataclass(frozen=True)
+class Robin(Condition):
+    """d_n u + `coefficient` u = `value`; the coefficient is real or complex, a function too, or an `Unknown`."""
+
+    coefficient: Value = 0.0
+    value: Value = 0.0
+
+
+@dataclass(frozen=True)
+class Impedance(Condition):
+    """d_n u - i k u = `value`, k the problem's wavenumber at the boundary."""
+
+    value: Value = 0.0
+
+
+@dataclass(frozen=True)
+class Sommerfeld(Condition):
+    """d_n u - i k u = 0: what comes straight from inside leaves. First order: oblique waves are partly reflected."""
+
+
+@dataclass(frozen=True)
+class Periodic(Condition):
+    """u(high side) = exp(i `phase`) u(low side) along `axis` of a box, and the slopes along the axis likewise (Bloch)."""
+
+    axis: int = 0
+    phase: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.where is not None:
+            raise ArgumentError(
+                f"where = {self.where!r}: a periodic condition holds on both sides of its axis"
+            )
+
+
+@dataclass(frozen=True)
+class Interface(Condition):
+    """The rim of `region` inside the domain, where the wavenumber jumps: u and its normal slope are continuous.
+
+    `ratio` multiplies the slope inside the region (the ratio of densities in acoustics; 1: the slope itself is
+    continuous). The network sees the region's points moved away, so that the field's second derivatives may jump at the
+    rim while it stays smooth on each side.
+    """
+
+    region: Domain
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.where is not None:
+            raise ArgumentError(f"where = {self.where!r}: an interface holds on the rim of its region")
+        if self.region.given:
+            raise ArgumentError("region: a PointSet has no rim; give an Interval, Box, Disk or Ball")

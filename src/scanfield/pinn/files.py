@@ -1,0 +1,252 @@
+"""Problems as TOML files, shipped or a user's own; `docs/pinn.md` shows one, `problems/` holds the shipped ones.
+
+| table | keys |
+|---|---|
+| | `title`, and `[parameters]`: names for numbers, for use in formulas |
+| `[problem]` | `wavenumber`, `source`, `exact`: numbers or formulas |
+| `[solution]` | `kind`, a function of `scanfield.pinn.solutions`, and its arguments: the exact field instead of `exact` |
+| `[domain]` | `kind` = interval, box, disk, ball and their arguments; `hole` = the same again |
+| `[[boundary]]` | `kind` = dirichlet, neumann, robin, impedance, sommerfeld, periodic, interface, pml, their arguments |
+| `[network]` | `features`, `scale` (cycles per length) or `wavenumber`, `trainable`, `hidden`, `activation`, `seed` |
+| `[training]` | arguments of `train`: `points`, `boundary`, `sampling`, `seed`, `optimizer`, `iterations`, ... |
+
+A boundary `value` may be "solution.value", "solution.normal" or "solution.impedance": boundary data of the known field.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scanfield.arrays import Namespace
+from scanfield.errors import ArgumentError, ScanfieldError
+from scanfield.pinn import boundary as conditions
+from scanfield.pinn import solutions
+from scanfield.pinn.absorbing import PML
+from scanfield.pinn.compound import Difference
+from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
+from scanfield.pinn.fit import Fit
+from scanfield.pinn.formula import Formula, number
+from scanfield.pinn.fourier import FourierFeatures
+from scanfield.pinn.network import Network
+from scanfield.pinn.problem import Helmholtz
+from scanfield.pinn.train import train
+
+__all__ = ["ProblemFile", "load_problem", "shipped", "source"]
+
+_DOMAINS: dict[str, Callable[..., Domain]] = {"interval": Interval, "box": Box, "disk": Disk, "ball": Ball}
+_CONDITIONS: dict[str, Callable[..., Any]] = {
+    "dirichlet": conditions.Dirichlet,
+    "neumann": conditions.Neumann,
+    "robin": conditions.Robin,
+    "impedance": conditions.Impedance,
+    "sommerfeld": conditions.Sommerfeld,
+    "periodic": conditions.Periodic,
+    "interface": conditions.Interface,
+    "pml": PML,
+}
+_SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
+    name: getattr(solutions, name) for name in solutions.__all__ if name != "Solution"
+}
+_TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """A problem with the network and the training that its file states."""
+
+    name: str
+    title: str
+    problem: Helmholtz
+    exact: Callable[[np.ndarray], np.ndarray] | None
+    features: Mapping[str, Any]
+    network: Mapping[str, Any]
+    training: Mapping[str, Any]
+
+    def make_network(self, xp: Namespace = np, dtype: str = "float64", device: Any = None) -> Network:
+        """The network before training, drawn from the seed, k and the feature scale of the file."""
+        embedding = FourierFeatures(self.problem.dimensions, **self.features)
+        return Network.create(
+            embedding, outputs=self.problem.outputs, xp=xp, dtype=dtype, device=device, **self.network
+        )
+
+    def solve(self, network: Network | None = None, **training: Any) -> Fit:
+        """Train a network as the file says; keywords replace what it says."""
+        return train(
+            self.problem,
+            self.make_network() if network is None else network,
+            **(dict(self.training) | training),
+        )
+
+
+def shipped() -> list[str]:
+    """Names of the problems that come with scanfield.
+
+    >>> "square-1-4" in shipped()
+    True
+    """
+    return sorted(
+        path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")
+    )
+
+
+def load_problem(name: str | os.PathLike[str], **parameters: float) -> ProblemFile:
+    """A problem by the name of a shipped one or the path of a TOML file; keywords replace its parameters.
+
+    Raises `ArgumentError`, naming the file and the entry, for what it does not understand.
+
+    Examples
+    --------
+    >>> load_problem("square-1-4", a1=2.5, a2=3.3).problem.outputs
+    1
+    """
+    text, called = _text(name)
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ArgumentError(f"{called}: not TOML ({error})") from None
+    try:
+        return _made(called, tables, parameters)
+    except ScanfieldError as error:
+        raise type(error)(f"{called}: {error}") from None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ArgumentError(f"{called}: {error}") from None
+
+
+def source(name: str) -> str:
+    """The text of a shipped problem's file; ArgumentError for a name that none has."""
+    if name not in shipped():
+        raise ArgumentError(f"problem {name!r}: shipped are {', '.join(shipped())}")
+    return _text(name)[0]
+
+
+def _folder() -> Any:
+    return files("scanfield.pinn") / "problems"
+
+
+def _text(name: str | os.PathLike[str]) -> tuple[str, str]:
+    if isinstance(name, str) and name in shipped():
+        return (_folder() / f"{name}.toml").read_text(encoding="utf-8"), name
+    path = Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        raise ArgumentError(
+            f"problem {os.fspath(name)!r}: no such file, and shipped are {', '.join(shipped())}"
+        )
+    try:
+        return path.read_text(encoding="utf-8"), path.stem
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path}: cannot be read ({error})") from None
+
+
+def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) -> ProblemFile:
+    unknown = [key for key in tables if key not in _TABLES]
+    if unknown:
+        raise ArgumentError(f"[{unknown[0]}]: no such table; there are {', '.join(_TABLES)}")
+    given: dict[str, Any] = dict(tables.get("parameters", {}))
+    for key in replaced:
+        if key not in given:
+            raise ArgumentError(f"parameter {key!r}: the file has {', '.join(given) or 'none'}")
+    names: dict[str, float] = {}
+    for key, value in (given | dict(replaced)).items():  # later ones may use earlier ones
+        names[key] = number(value, key, names)
+
+    solution = _solution(tables.get("solution"), names)
+    stated = dict(tables["problem"])
+    domain = _domain(dict(tables["domain"]), names)
+    held = [_condition(dict(entry), names, solution) for entry in tables.get("boundary", [])]
+    problem = Helmholtz(
+        domain, _value(stated.pop("wavenumber"), names), _value(stated.pop("source", 0.0), names), held
+    )
+    exact = _value(stated.pop("exact"), names) if "exact" in stated else solution
+    if stated:
+        raise ArgumentError(f"[problem] {next(iter(stated))}: allowed are wavenumber, source, exact")
+
+    network = dict(tables.get("network", {}))
+    features = {
+        key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
+    }
+    features |= {key: number(features[key], key, names) for key in ("scale", "wavenumber") if key in features}
+    features["seed"] = network.get("seed", 0)
+    training = dict(tables.get("training", {}))
+    allowed = set(inspect.signature(train).parameters) - {
+        "problem",
+        "network",
+        "callbacks",
+        "checkpoint",
+        "resume",
+    }
+    for key in training:
+        if key not in allowed:
+            raise ArgumentError(f"[training] {key}: allowed are {', '.join(sorted(allowed))}")
+    made = ProblemFile(called, str(tables.get("title", called)), problem, exact, features, network, training)
+    made.make_network()  # what the file says of the network is checked now
+    return made
+
+
+def _value(value: Any, names: Mapping[str, float], solution: solutions.Solution | None = None) -> Any:
+    if isinstance(value, str):
+        if value.startswith("solution."):
+            if solution is None or value not in ("solution.value", "solution.normal", "solution.impedance"):
+                raise ArgumentError(
+                    f"{value!r}: solution.value, solution.normal and solution.impedance are known, with a [solution]"
+                )
+            return getattr(solution, value.removeprefix("solution."))
+        return Formula(value, names)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(f"{value!r}: a number or a formula in quotes is expected")
+    return float(value)
+
+
+def _numbers(value: Any, name: str, names: Mapping[str, float]) -> Any:
+    if isinstance(value, list):
+        return [number(entry, name, names) for entry in value]
+    return number(value, name, names)
+
+
+def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> Any:
+    kind = entry.pop("kind", None)
+    if kind not in kinds:
+        raise ArgumentError(f"[{table}] kind = {kind!r}: allowed are {', '.join(kinds)}")
+    return kinds[kind]
+
+
+def _domain(entry: dict[str, Any], names: Mapping[str, float]) -> Domain:
+    hole = entry.pop("hole", None)
+    make = _kind(entry, "domain", _DOMAINS)
+    domain: Domain = make(**{key: _numbers(value, key, names) for key, value in entry.items()})
+    return domain if hole is None else Difference(domain, _domain(dict(hole), names))
+
+
+def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | None:
+    if entry is None:
+        return None
+    held = dict(entry)
+    make = _kind(held, "solution", _SOLUTIONS)
+    plain = {key: held.pop(key) for key in ("total", "orders", "order") if key in held}
+    found: solutions.Solution = make(
+        **plain, **{key: _numbers(value, key, names) for key, value in held.items()}
+    )
+    return found
+
+
+def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solutions.Solution | None) -> Any:
+    make = _kind(entry, "boundary", _CONDITIONS)
+    for key in ("value", "coefficient"):
+        if key in entry:
+            entry[key] = _value(entry[key], names, solution)
+    for key in ("width", "weight", "ratio", "phase", "reflection"):
+        if key in entry:
+            entry[key] = number(entry[key], key, names)
+    if "region" in entry:
+        entry["region"] = _domain(dict(entry["region"]), names)
+    if isinstance(entry.get("where"), list):
+        entry["where"] = tuple(entry["where"])
+    return make(**entry)

@@ -1,0 +1,72 @@
+"""The picture of a fit, with matplotlib's figure class alone: no window system is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scanfield.pinn.extras import need
+
+if TYPE_CHECKING:
+    from scanfield.pinn.fit import Fit
+
+__all__ = ["draw"]
+
+
+def draw(fit: Fit, exact: Callable[[np.ndarray], np.ndarray] | None = None) -> Any:
+    """The field, its error where `exact` is given, and the history."""
+    panels = 2 if exact is None else 3
+    figure = need("matplotlib.figure", "plot").Figure(figsize=(4.5 * panels, 4), layout="constrained")
+    axes = list(figure.subplots(1, panels))
+    _field(
+        axes[0],
+        fit,
+        "field, real part" if fit.problem.complex_field else "field",
+        lambda x: np.real(fit.field(x)),
+        exact,
+    )
+    if exact is not None:
+        _field(axes[1], fit, "|field - exact|", lambda x: np.abs(fit.field(x) - exact(x)), None)
+    _history(axes[-1], fit)
+    return figure
+
+
+def _field(
+    axis: Any, fit: Fit, title: str, values: Callable[..., np.ndarray], exact: Callable[..., Any] | None
+) -> None:
+    problem = fit.problem
+    low, high = problem.domain.lower, problem.domain.upper
+    axis.set(title=title, xlabel="x")
+    if problem.dimensions == 1:
+        x = np.linspace(low[0], high[0], 500)[:, None]
+        axis.plot(x[:, 0], values(x), label="network")
+        if exact is not None:
+            axis.plot(x[:, 0], np.real(exact(x)), "--", label="exact")
+            axis.legend()
+        return
+    # In three dimensions: the slice through the middle of the third axis.
+    ends = np.linspace(low[0], high[0], 150), np.linspace(low[1], high[1], 150)
+    mesh = np.meshgrid(*ends, indexing="xy")
+    columns = [m.reshape(-1) for m in mesh]
+    columns += [np.full(columns[0].shape, 0.5 * (low[i] + high[i])) for i in range(2, problem.dimensions)]
+    x = np.stack(columns, axis=1)
+    inside = problem.domain.contains(x)
+    shown = np.full(x.shape[0], np.nan)
+    shown[inside] = values(x[inside])
+    image = axis.pcolormesh(*ends, shown.reshape(mesh[0].shape), shading="nearest", rasterized=True)
+    axis.set(ylabel="y", aspect="equal")
+    axis.figure.colorbar(image, ax=axis, shrink=0.8)
+
+
+def _history(axis: Any, fit: Fit) -> None:
+    iterations = [record.iteration for record in fit.history]
+    axis.semilogy(iterations, [max(record.loss, 1e-300) for record in fit.history], label="loss")
+    axis.semilogy(
+        iterations,
+        [max(record.held_out, 1e-300) ** 2 for record in fit.history],
+        label="held-out residual, squared",
+    )
+    axis.set(title=fit.reason, xlabel="iteration")
+    axis.legend()

@@ -1,0 +1,306 @@
+"""Exact solutions of Helmholtz problems: a user's first oracle, and the tests'.
+
+Time convention exp(-i omega t), so that outgoing waves are exp(+ikr). Each solves Lap u + k(x)^2 u = f.
+
+| function | field | equation |
+|---|---|---|
+| `plane_wave` | exp(i k dir . x), d = 1, 2, 3 | f = 0 |
+| `green` | d = 1: (i/2k) exp(ik|x-s|); 2: (i/4) H0(k r); 3: exp(ikr)/(4 pi r) | f = -delta at the source, 0 elsewhere |
+| `cylindrical_mode` | J_m(k r) exp(i m theta) | f = 0 |
+| `manufactured` | prod sin(a_i pi x_i), or cosines | f = (k^2 - pi^2 sum a_i^2) u |
+| `airy` | Ai(t) - i Bi(t), t = -g^(-2/3) (c + g x) | k^2 = c + g x, f = 0 |
+| `two_media` | exp(i k1 x) + R exp(-i k1 x), T exp(i k2 x) around the interface | f = 0, u and u' continuous |
+| `hard_disk` | wave scattered by a sound-hard disk of radius a, incident exp(i k x) | f = 0, total normal derivative 0 |
+
+(H: Hankel functions of the first kind. Morse & Ingard, Theoretical Acoustics; Bowman, Senior & Uslenghi, section 2.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scanfield.errors import ArgumentError, ShapeError
+from scanfield.pinn.extras import need
+
+__all__ = [
+    "Solution",
+    "airy",
+    "cylindrical_mode",
+    "green",
+    "hard_disk",
+    "manufactured",
+    "plane_wave",
+    "two_media",
+]
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A field known in closed form. Functions take points (n, d) on the host and return (n,) or, the gradient, (n, d).
+
+    Call it for the field. `normal(x, normals)` is its derivative along normals, for Neumann and impedance data.
+
+    Examples
+    --------
+    >>> wave = plane_wave(2.0, (1.0,))
+    >>> wave(np.asarray([[0.0]]))
+    array([1.+0.j])
+    >>> wave.normal(np.asarray([[0.0]]), np.asarray([[-1.0]]))
+    array([0.-2.j])
+    """
+
+    name: str
+    dimensions: int
+    wavenumber: float | complex | Function
+    value: Function
+    gradient: Function
+    source: Function
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The field at points (n, d)."""
+        return self.value(_points(x, self.dimensions))
+
+    def normal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """The derivative along `normals`, (n, d) each."""
+        return np.asarray(np.sum(self.gradient(_points(x, self.dimensions)) * normals, axis=1))
+
+    def impedance(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """d_n u - i k u, the data of an impedance condition."""
+        k = self.wavenumber(x) if callable(self.wavenumber) else self.wavenumber
+        return np.asarray(self.normal(x, normals) - 1j * k * self(x))
+
+
+def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,)) -> Solution:
+    """exp(i k direction . x) in as many dimensions as `direction` has numbers; it is scaled to length 1."""
+    vector = np.asarray(direction, dtype=np.float64)
+    length = float(np.linalg.norm(vector))
+    if vector.ndim != 1 or not 1 <= vector.shape[0] <= 3 or not length > 0:
+        raise ArgumentError(f"direction = {direction!r}: one to three numbers, not all 0")
+    k = 1j * wavenumber * vector / length
+
+    def value(x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.exp(x @ k))
+
+    return Solution(
+        "plane wave", vector.shape[0], wavenumber, value, lambda x: value(x)[:, None] * k, _no_source
+    )
+
+
+def green(wavenumber: float, source: Sequence[float]) -> Solution:
+    """The field of a point source in free space, in as many dimensions as `source` has numbers; infinite at the source.
+
+    In one dimension the field is finite and its slope jumps by -1 there.
+    """
+    k, place = wavenumber, np.asarray(source, dtype=np.float64)
+    d = place.shape[0]
+    _positive("wavenumber", k)
+
+    def apart(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        away = x - place
+        return away, np.linalg.norm(away, axis=1)
+
+    def value(x: np.ndarray) -> np.ndarray:
+        _, r = apart(x)
+        if d == 1:
+            return np.asarray(0.5j / k * np.exp(1j * k * r))
+        if d == 3:
+            return np.asarray(np.exp(1j * k * r) / (4.0 * np.pi * r))
+        hankel1 = need("scipy.special").hankel1
+
+        return np.asarray(0.25j * hankel1(0, k * r))
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        away, r = apart(x)
+        if d == 1:
+            slope: np.ndarray = -0.5 * np.exp(1j * k * r)
+        elif d == 3:
+            slope = (1j * k - 1.0 / r) * np.exp(1j * k * r) / (4.0 * np.pi * r)
+        else:
+            hankel1 = need("scipy.special").hankel1
+
+            slope = -0.25j * k * hankel1(1, k * r)
+        return np.asarray((slope / r)[:, None] * away)
+
+    if d not in (1, 2, 3):
+        raise ArgumentError(f"source = {source!r}: one to three numbers")
+    return Solution("point source", d, k, value, gradient, _no_source)
+
+
+def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
+    """J_m(k r) exp(i m theta) in two dimensions, m = `order`."""
+    k, m = wavenumber, order
+    _positive("wavenumber", k)
+
+    def polar(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.linalg.norm(x, axis=1), np.arctan2(x[:, 1], x[:, 0])
+
+    def value(x: np.ndarray) -> np.ndarray:
+        jv = need("scipy.special").jv
+
+        r, theta = polar(x)
+        return np.asarray(jv(m, k * r) * np.exp(1j * m * theta))
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        jv = need("scipy.special").jv
+
+        # (d_x + i d_y) and (d_x - i d_y) shift the order by one, up and down.
+        r, theta = polar(x)
+        up = -k * jv(m + 1, k * r) * np.exp(1j * (m + 1) * theta)
+        down = k * jv(m - 1, k * r) * np.exp(1j * (m - 1) * theta)
+        return np.stack([(up + down) / 2.0, (up - down) / 2.0j], axis=1)
+
+    return Solution("cylindrical mode", 2, k, value, gradient, _no_source)
+
+
+def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "sin") -> Solution:
+    """prod_i sin(a_i pi x_i) (zero at x_i = 0, 1 for whole a_i), or cosines (zero slope there). A real field."""
+    frequencies = np.pi * np.asarray(a, dtype=np.float64)
+    if kind not in ("sin", "cos"):
+        raise ArgumentError(f"kind = {kind!r}: allowed are 'sin', 'cos'")
+    if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
+        raise ArgumentError(f"a = {a!r}: one to three numbers")
+    inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
+    factor = wavenumber**2 - float(np.sum(frequencies**2))
+
+    def value(x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.prod(inside(x * frequencies), axis=1))
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        factors = inside(x * frequencies)
+        columns = []
+        for i, frequency in enumerate(frequencies):
+            others = np.prod(np.delete(factors, i, axis=1), axis=1)
+            columns.append(frequency * outside(x[:, i] * frequency) * others)
+        return np.stack(columns, axis=1)
+
+    return Solution(
+        f"manufactured {kind}", frequencies.shape[0], wavenumber, value, gradient, lambda x: factor * value(x)
+    )
+
+
+def airy(offset: float, slope: float) -> Solution:
+    """Ai(t) - i Bi(t), t = -slope^(-2/3) (offset + slope x): one dimension, k^2 = offset + slope x, slope > 0."""
+    _positive("slope", slope)
+    scale = slope ** (-2.0 / 3.0)
+
+    def evaluated(x: np.ndarray, derivative: int) -> np.ndarray:
+        functions = need("scipy.special").airy
+
+        a = functions(-scale * (offset + slope * x[:, 0]))
+        return np.asarray(a[derivative] - 1j * a[2 + derivative])
+
+    def wavenumber(x: np.ndarray) -> np.ndarray:
+        squared = offset + slope * x[:, 0]
+        return np.asarray(np.sqrt(squared if np.all(squared >= 0) else squared.astype(np.complex128)))
+
+    return Solution(
+        "Airy",
+        1,
+        wavenumber,
+        lambda x: evaluated(x, 0),
+        lambda x: (-scale * slope * evaluated(x, 1))[:, None],
+        _no_source,
+    )
+
+
+def two_media(left: float, right: float, interface: float = 0.0) -> Solution:
+    """A wave exp(i k1 (x - s)) from the left meets wavenumber k2 at x = s, in one dimension.
+
+    Reflected: (k1 - k2)/(k1 + k2); transmitted: 2 k1/(k1 + k2). The field and its slope are continuous.
+    """
+    for name, k in (("left", left), ("right", right)):
+        _positive(name, k)
+    reflected, transmitted = (left - right) / (left + right), 2.0 * left / (left + right)
+
+    def parts(x: np.ndarray, order: int) -> np.ndarray:
+        s = x[:, 0] - interface
+        before = (1j * left) ** order * np.exp(1j * left * s)
+        back = (-1j * left) ** order * reflected * np.exp(-1j * left * s)
+        after = (1j * right) ** order * transmitted * np.exp(1j * right * s)
+        return np.asarray(np.where(s < 0, before + back, after))
+
+    return Solution(
+        "two media",
+        1,
+        lambda x: np.where(x[:, 0] < interface, left, right),
+        lambda x: parts(x, 0),
+        lambda x: parts(x, 1)[:, None],
+        _no_source,
+    )
+
+
+def hard_disk(
+    wavenumber: float,
+    radius: float,
+    center: Sequence[float] = (0.0, 0.0),
+    *,
+    total: bool = False,
+    orders: int | None = None,
+) -> Solution:
+    """The wave that a sound-hard disk scatters from exp(i k (x - center)), outside the disk.
+
+    u = -sum_n i^n J_n'(ka)/H_n'(ka) H_n(kr) exp(i n theta), n = -orders .. orders (None: enough for double precision).
+    With `total` the incident wave is in the field, and its normal derivative on the disk is zero.
+    """
+    k, middle = wavenumber, np.asarray(center, dtype=np.float64)
+    _positive("wavenumber", k)
+    _positive("radius", radius)
+    # The terms fall faster than exponentially once n is above ka.
+    last = math.ceil(k * radius + 12.0 * (k * radius) ** (1 / 3) + 12) if orders is None else orders
+    n = np.arange(-last, last + 1)
+
+    def coefficients() -> np.ndarray:
+        special = need("scipy.special")
+        h1vp, jvp = special.h1vp, special.jvp
+
+        return np.asarray(-((1j) ** n) * jvp(n, k * radius) / h1vp(n, k * radius))
+
+    def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        away = x - middle
+        return away, np.linalg.norm(away, axis=1)[:, None], np.arctan2(away[:, 1], away[:, 0])[:, None]
+
+    def value(x: np.ndarray) -> np.ndarray:
+        hankel1 = need("scipy.special").hankel1
+
+        away, r, theta = place(x)
+        field = np.sum(coefficients() * hankel1(n, k * r) * np.exp(1j * n * theta), axis=1)
+        return np.asarray(field + np.exp(1j * k * away[:, 0]) if total else field)
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        special = need("scipy.special")
+        h1vp, hankel1 = special.h1vp, special.hankel1
+
+        away, r, theta = place(x)
+        terms = coefficients() * np.exp(1j * n * theta)
+        radial = np.sum(terms * k * h1vp(n, k * r), axis=1)
+        turning = np.sum(terms * 1j * n * hankel1(n, k * r), axis=1) / r[:, 0]
+        c, s = away[:, 0] / r[:, 0], away[:, 1] / r[:, 0]
+        slope = np.stack([radial * c - turning * s, radial * s + turning * c], axis=1)
+        if total:
+            slope[:, 0] += 1j * k * np.exp(1j * k * away[:, 0])
+        return np.asarray(slope)
+
+    return Solution("sound-hard disk", 2, k, value, gradient, _no_source)
+
+
+def _no_source(x: np.ndarray) -> np.ndarray:
+    return np.zeros(x.shape[0])
+
+
+def _points(x: np.ndarray, dimensions: int) -> np.ndarray:
+    points = np.asarray(x, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != dimensions:
+        raise ShapeError(f"x has shape {points.shape}: (n, {dimensions}) is expected")
+    return points
+
+
+def _positive(name: str, value: Any) -> None:
+    if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
+        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")

@@ -1,0 +1,183 @@
+"""Training: stages of optimisers over a problem's loss, watched at points that are not trained on."""
+
+from __future__ import annotations
+
+import os
+import warnings as warnings_module
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scanfield.errors import ArgumentError, ShapeError
+from scanfield.optimize import LevenbergMarquardt
+from scanfield.pinn import checkpoint as storage
+from scanfield.pinn import weights as weighting
+from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
+from scanfield.pinn.fit import Fit
+from scanfield.pinn.network import Network
+from scanfield.pinn.problem import Helmholtz
+from scanfield.pinn.progress import shown
+from scanfield.pinn.run import Callback, Run
+from scanfield.pinn.stages import resolve
+
+__all__ = ["Callback", "train"]
+
+
+def train(
+    problem: Helmholtz,
+    network: Network,
+    *,
+    points: int = 1000,
+    boundary: int | None = None,
+    sampling: str = "sobol",
+    seed: int = 0,
+    optimizer: Any = "auto",
+    iterations: int | None = None,
+    weights: str = "fixed",
+    resample: int | None = None,
+    adaptive: bool = False,
+    held_out: int | None = None,
+    tolerance: float = 0.0,
+    patience: int | None = None,
+    record: int = 10,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 50,
+    resume: str | os.PathLike[str] | None = None,
+    chunk: int = 256,
+) -> Fit:
+    """Fit a network to a Helmholtz problem.
+
+    Parameters
+    ----------
+    problem, network
+        What is solved and by what. The network has as many coordinates and outputs as the problem.
+    points, boundary, sampling, seed
+        Points inside; points on the boundary, shared out over its parts (None: as dense); `"sobol"`, `"latin"`,
+        `"uniform"` or `"grid"`; an integer. The same on every library.
+    optimizer, iterations
+        `"lm"`, `"lbfgs"`, `"adam"`, an optimiser of `scanfield.optimize`, or a list of (optimizer, iterations), one after
+        the other. `"auto"`: Levenberg-Marquardt up to 5,000 parameters, above them Adam, then L-BFGS; in float32
+        Adam alone.
+    weights
+        `"fixed"`: the problem's own. `"annealing"`, `"ntk"` (Adam and L-BFGS): multipliers of them that follow the
+        training.
+    resample, adaptive
+        Draw new points after so many iterations; with `adaptive` they are chosen where the residual is large.
+    held_out, tolerance, patience
+        The number of points that are watched and never trained on (None: as many as `points`, 256 to 1000). The training
+        stops once the equation's residual there (rms over its scale) is at most `tolerance`, or when it has not fallen for
+        `patience` records.
+    record, callbacks, progress
+        A `Record` is kept, and callbacks are called, after so many iterations; None shows a bar on a terminal.
+    checkpoint, checkpoint_every, resume
+        A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened.
+    chunk
+        Rows that go through the network together.
+
+    Returns
+    -------
+    Fit
+        With the best parameters seen, also after Ctrl-C. `reason` is the optimiser's own (`"gradient"`,
+        `"iteration limit"`, `"line search"`, `"no descent"`, `"not finite"`), or `"tolerance"`, `"held-out"`, `"callback"`,
+        `"interrupted"`.
+
+    Raises
+    ------
+    ArgumentError, ShapeError
+        A setting out of range, or a network that does not fit the problem.
+    StateError
+        A checkpoint that is truncated, foreign, or of another training.
+
+    What is likely to spoil the field is told in a `DiagnosisWarning`, and in `Fit.warnings`.
+
+    Examples
+    --------
+    >>> from scanfield import pinn
+    >>> wave = pinn.solutions.plane_wave(10.0)
+    >>> problem = pinn.Helmholtz(
+    ...     pinn.Interval(0, 1), 10.0, boundary=[pinn.Dirichlet(1.0, where="left"), pinn.Sommerfeld(where="right")]
+    ... )
+    >>> features = pinn.FourierFeatures(1, 24, scale=2.0, trainable=False)
+    >>> fit = train(problem, pinn.Network.create(features, hidden=[]), points=100)
+    >>> fit.error(wave) < 1e-6
+    True
+    """
+    _check(problem, network, weights, resample, adaptive, patience, record, checkpoint_every, tolerance)
+    if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
+        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
+    stages = resolve(optimizer, iterations, network)
+    if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
+        raise ArgumentError(
+            f"weights = {weights!r}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
+        )
+    sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
+    told = diagnose(problem, sample, network, tuple(stage.optimizer for stage in stages))
+    for words in told:
+        warnings_module.warn(words, DiagnosisWarning, stacklevel=2)
+
+    run = Run(problem, network, stages, seed, weights, resample, adaptive, tolerance, patience, record, chunk)
+    run.draw = lambda cycle: problem.draw(points, boundary, sampling=sampling, seed=seed, cycle=cycle)
+    run.callbacks = tuple(callbacks)
+    run.checkpoint, run.checkpoint_every = checkpoint, checkpoint_every
+    watched = min(max(points, 256), 1000) if held_out is None else held_out
+    run.watched = problem.held_out(watched, seed=seed)
+    run.settings = {
+        "points": points, "boundary": boundary, "sampling": sampling, "seed": seed, "weights": weights,
+        "resample": resample, "adaptive": adaptive, "record": record, "chunk": chunk, "held_out": watched,
+        "stages": [stage.name for stage in stages], "architecture": storage.architecture(network),
+        "sample": sample.checksum,
+    }  # fmt: skip
+    run.begin(sample)
+    if resume is not None:
+        run.restore(resume)
+    with shown(sum(stage.iterations for stage in stages), progress) as tick:
+        run.go(tick)
+    fit = run.fit(tuple(told))
+    if fit.warnings != tuple(told):
+        warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=2)
+    return fit
+
+
+def _check(
+    problem: Helmholtz,
+    network: Network,
+    weights: str,
+    resample: int | None,
+    adaptive: bool,
+    patience: int | None,
+    record: int,
+    checkpoint_every: int,
+    tolerance: float,
+) -> None:
+    if not isinstance(problem, Helmholtz):
+        raise ArgumentError(f"problem is a {type(problem).__name__}: a Helmholtz problem is expected")
+    if network.dimensions != problem.dimensions:
+        raise ShapeError(
+            f"network takes {network.dimensions} coordinates, the problem has {problem.dimensions}"
+        )
+    if network.outputs != problem.outputs:
+        kind = "complex" if problem.complex_field else "real"
+        raise ShapeError(
+            f"network has {network.outputs} outputs: a {kind} field takes outputs={problem.outputs}"
+        )
+    if weights not in weighting.RULES:
+        raise ArgumentError(f"weights = {weights!r}: allowed are {', '.join(map(repr, weighting.RULES))}")
+    counts = {
+        "resample": resample,
+        "patience": patience,
+        "record": record,
+        "checkpoint_every": checkpoint_every,
+    }
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ArgumentError(f"{name} = {value}: it is at least 1")
+    if resample is not None and problem.domain.given:
+        raise ArgumentError(
+            f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
+        )
+    if adaptive and resample is None:
+        raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
+    if not tolerance >= 0:
+        raise ArgumentError(f"tolerance = {tolerance}: it is not negative")

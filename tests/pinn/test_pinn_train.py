@@ -1,0 +1,288 @@
+"""Training: it solves, it repeats itself, it stops for a reason that it states, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from scanfield import optimize, pinn
+from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.pinn.objective import Objective
+from scanfield.pinn.placing import to_host
+from scanfield.pinn.stages import resolve
+from scanfield.pinn.weights import annealed, ntk
+
+
+def line(k=5.0, **settings):
+    """exp(ikx) on the unit interval: a value on the left, an open end on the right."""
+    return pinn.Helmholtz(
+        pinn.Interval(0, 1),
+        k,
+        0.0,
+        [pinn.Dirichlet(1.0, where="left"), pinn.Sommerfeld(where="right")],
+        **settings,
+    )
+
+
+def net(seed=0, hidden=(8,), k=5.0, **where):
+    features = pinn.FourierFeatures(1, 6, wavenumber=k, seed=seed)
+    return pinn.Network.create(features, hidden=list(hidden), seed=seed, activation="sin", **where)
+
+
+def test_every_optimiser_solves_on_every_library(library, xp, device):
+    if library.name == "strict":
+        runs = [([(optimize.Adam(3e-3), 20), ("lbfgs", 60)], 3e-2)]  # strict runs without linear algebra
+    else:
+        runs = [([("adam", 20), ("lbfgs", 60)], 3e-2), ([("lm", 30)], 1e-5)]
+    exact = pinn.solutions.plane_wave(5.0)
+    for optimizer, bound in runs:
+        fit = pinn.train(line(), net(xp=xp, device=device), points=40, optimizer=optimizer, held_out=40)
+        assert fit.error(exact) < bound
+        assert all(library.is_array(value) for value in fit.network.parameters.values())
+        assert fit.iterations == sum(count for _, count in optimizer) or fit.reason != "iteration limit"
+
+
+def test_a_seed_repeats_a_run(library, xp, device):
+    """Bit for bit, and another seed is another run; no global generator moves (field report F076)."""
+    state = np.random.get_state()[1].copy()  # noqa: NPY002 (the global generator must not move)
+    fits = [
+        pinn.train(
+            line(),
+            net(seed, xp=xp, device=device),
+            points=32,
+            seed=seed,
+            optimizer="adam",
+            iterations=50,
+            record=25,
+        )
+        for seed in (7, 7, 8)
+    ]
+    np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
+    vectors = [to_host(fit.network.flatten()) for fit in fits]
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert fits[0].history == fits[1].history
+    assert not np.array_equal(vectors[0], vectors[2]) and fits[0].history[0] != fits[2].history[0]
+    # The points are the same on every library: this is their checksum on all of them.
+    assert fits[0].history[0].points == line().draw(32, seed=7).checksum
+
+
+def test_every_optimiser_keeps_the_dtype(library, xp, device, dtype):
+    """Parameters, states and losses stay in the network's precision (field report F035)."""
+    problem, network = line(), net(xp=xp, device=device, dtype=dtype)
+    objective = Objective(problem, network, problem.draw(16))
+    names = ["adam", "lbfgs"] if library.name == "strict" else ["adam", "lbfgs", "lm"]
+    for stage in resolve(names, None, network):
+        x = objective.start()
+        moved, state = stage.step(objective, x, stage.init(objective, x))
+        loss, gradient = objective.loss_and_gradient(moved)
+        for array in (moved, loss, gradient, objective.residuals(moved)):
+            assert library.dtype(array) == dtype and library.on_device(array)
+        held, _ = stage.pack(state)
+        assert all(value.dtype == dtype for value in held.values())
+
+
+def test_points_are_drawn_anew_when_asked():
+    """Each set differs from the others, and given points cannot be drawn anew (field report F092)."""
+    fit = pinn.train(line(), net(), points=32, seed=3, optimizer="adam", iterations=50, resample=10)
+    assert len({record.points for record in fit.history}) == 5
+    fit = pinn.train(
+        line(), net(), points=32, optimizer="lm", iterations=6, resample=2, record=1, adaptive=True
+    )
+    assert len({record.points for record in fit.history}) == 4
+    given = pinn.Helmholtz(pinn.PointSet([[0.2], [0.6]]), 1.0, 1j)
+    with pytest.raises(ArgumentError, match="resample = 10"):
+        pinn.train(given, net(), resample=10)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs", "lm"])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, optimizer):
+    path = tmp_path / "run.safetensors"
+    settings = {"points": 32, "seed": 2, "record": 5, "resample": 9, "optimizer": optimizer}
+    if optimizer == "adam":
+        settings |= {"weights": "annealing", "optimizer": optimize.Adam(1e-2), "resample": 15}
+    whole = pinn.train(line(), net(), iterations=30, **settings)
+    pinn.train(line(), net(), iterations=20, checkpoint=path, checkpoint_every=20, **settings)
+    resumed = pinn.train(line(), net(seed=5), iterations=30, resume=path, **settings)
+    np.testing.assert_array_equal(whole.network.flatten(), resumed.network.flatten())
+    assert whole.history == resumed.history and whole.iterations == resumed.iterations == 30
+
+
+def test_interrupting_keeps_the_best(tmp_path):
+    def stop(record, network):
+        if record.iteration == 30:
+            raise KeyboardInterrupt
+
+    fit = pinn.train(line(), net(), points=32, optimizer="lm", record=10, callbacks=[stop], tolerance=0.0)
+    assert fit.reason == "interrupted" and fit.iterations == 30
+    assert fit.error(pinn.solutions.plane_wave(5.0)) < 1e-2
+    # The best is not the last where the last is worse.
+    spoiled = pinn.train(
+        line(), fit.network, points=32, optimizer=optimize.Adam(0.3), iterations=10, record=5
+    )
+    assert spoiled.loss > 100 * fit.loss
+    assert spoiled.error(pinn.solutions.plane_wave(5.0)) > fit.error(pinn.solutions.plane_wave(5.0))
+
+
+def test_reasons_are_stated():
+    def ends(**settings):
+        return pinn.train(line(), net(), points=32, record=1, **settings).reason
+
+    assert ends(optimizer="lm", iterations=3) == "iteration limit"
+    assert ends(optimizer="lm", tolerance=1e-2) == "tolerance"
+    assert ends(optimizer="lm", callbacks=[lambda record, network: record.iteration == 2]) == "callback"
+    assert ends(optimizer=optimize.Adam(1e-12), iterations=50, patience=5) in ("held-out", "iteration limit")
+    assert ends(optimizer=optimize.Adam(1.0), iterations=200, patience=5) == "held-out"
+    linear = net(hidden=())
+    assert pinn.train(line(), linear, points=32, optimizer="lm").reason in ("gradient", "no descent")
+    broken = linear.replace({"W0": linear.parameters["W0"] * np.inf})
+    with np.errstate(invalid="ignore"):
+        assert pinn.train(line(), broken, points=32, optimizer="lm").reason == "not finite"
+
+
+def test_lbfgs_in_float32_gets_no_worse():
+    """Adam, then L-BFGS, in float32 (field report F095): no NaN, no loss above the one before."""
+    network = net(k=10.0, hidden=(16, 16), dtype="float32")
+    with pytest.warns(pinn.DiagnosisWarning, match="LBFGS in float32"):
+        fit = pinn.train(line(10.0), network, points=128, optimizer=[("adam", 100), ("lbfgs", 100)], record=1)
+    second = [record.loss for record in fit.history if record.stage == "L-BFGS"]
+    assert all(np.isfinite(second)) and second[-1] <= fit.history[99].loss
+    assert all(later <= earlier * (1 + 1e-4) for earlier, later in itertools.pairwise(second))
+    assert all(value.dtype == np.float32 for value in fit.network.parameters.values())
+
+
+def test_the_wavenumber_is_found_from_data():
+    """Measured values of exp(i 6.3 x) at 20 points; k starts at 6, 1e-4 is asked."""
+    exact = pinn.solutions.plane_wave(6.3)
+    x = np.linspace(0.0, 1.0, 20)[:, None]
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), pinn.Unknown(6.0), data=pinn.Data(x, exact(x)))
+    fit = pinn.train(problem, net(k=6.0), points=60, optimizer="lm", iterations=150)
+    assert fit.unknowns["wavenumber"] == pytest.approx(6.3, abs=1e-4)
+    assert fit.error(exact) < 1e-3
+
+
+def test_an_unknown_converges_on_a_linear_model():
+    """Sines and cosines of n x, k^2 from 2.5^2, data sin 3x (field report F085)."""
+    features = pinn.FourierFeatures(frequencies=np.arange(1, 7)[None] / (2 * np.pi), trainable=False)
+    network = pinn.Network.create(features, hidden=[], outputs=1)
+    zero = network.replace({"W0": 0 * network.parameters["W0"]})
+    x = np.linspace(0.0, 2.0, 50)[:, None]
+    problem = pinn.Helmholtz(pinn.Interval(0, 2), pinn.Unknown(2.5), data=pinn.Data(x, np.sin(3 * x[:, 0])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pinn.DiagnosisWarning)
+        fit = pinn.train(
+            problem, zero, points=50, optimizer=optimize.LevenbergMarquardt(damping=1e-6), iterations=50
+        )
+    assert fit.unknowns["wavenumber"] == pytest.approx(3.0, abs=1e-8)
+
+
+def test_a_robin_coefficient_is_found_from_data():
+    """u' + c u = 0 at the right end of a standing wave sin(2x + 1): c = -2 cot 3."""
+    x = np.linspace(0.0, 1.0, 15)[:, None]
+    robin = pinn.Robin(pinn.Unknown(1.0, "coefficient"), 0.0, where="right")
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), 2.0, 0.0, robin, data=pinn.Data(x, np.sin(2 * x[:, 0] + 1)))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 6, wavenumber=2.0), hidden=[6], outputs=1)
+    fit = pinn.train(problem, network, points=30, optimizer="lm", iterations=150)
+    assert fit.unknowns["coefficient"] == pytest.approx(-2 / np.tan(3.0), rel=1e-3)
+
+
+def test_annealing_balances_and_its_literal_form_runs_away():
+    """arXiv 2001.04536: with the multiplier inside the mean the weights settle, without it they grow on."""
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, 1.0, pinn.Dirichlet(1.0), complex_field=False)
+    network = pinn.Network.create(pinn.FourierFeatures(1, 6, wavenumber=5.0), hidden=[8], outputs=1)
+    grown = {}
+    for weighted in (True, False):
+        x = Objective(problem, network, problem.draw(40)).start()
+        objective = Objective(problem, network, problem.draw(40))
+        adam = optimize.Adam(3e-3)
+        state = adam.init({"x": x})
+        for step in range(400):
+            if step % 10 == 0:
+                objective.reweight(annealed(objective, x, weighted=weighted))
+            moved, state = adam.update({"x": x}, {"x": objective.loss_and_gradient(x)[1]}, state)
+            x = moved["x"]
+        grown[weighted] = objective.multipliers["dirichlet"]
+        assert objective.multipliers["equation"] == 1.0
+    assert grown[False] > 10 * grown[True]
+
+
+def test_ntk_multipliers_are_ratios_of_traces():
+    objective = Objective(line(), net(), line().draw(20))
+    x = objective.start()
+    objective.reweight({"dirichlet left": 7.0})  # what is set already does not enter
+    _, jacobian = objective.jacobian(x)
+    scales = np.concatenate([[1 / 20] * 40, [7.0] * 2, [1.0] * 2])
+    squares = np.sum(jacobian**2, axis=1) / scales
+    parts = np.asarray([squares[:40].sum(), squares[40:42].sum(), squares[42:].sum()])
+    found = ntk(objective, x)
+    np.testing.assert_allclose(list(found.values()), parts.sum() / parts, rtol=1e-10)
+
+
+def test_the_objectives_gradient_is_that_of_its_loss():
+    """Unknown wavenumber, data, hard and open ends: all entries against central differences; |r|^2 is the loss."""
+    x = np.linspace(0.1, 0.9, 5)[:, None]
+    problem = pinn.Helmholtz(
+        pinn.Interval(0, 1), pinn.Unknown(3.0), 0.4j,
+        [pinn.Dirichlet(0.0, where="left", hard=True), pinn.Sommerfeld(where="right")], pinn.Data(x, np.exp(2j * x[:, 0])),
+    )  # fmt: skip
+    objective = Objective(problem, net(), problem.draw(12))
+    vector = objective.start()
+    loss, gradient = objective.loss_and_gradient(vector)
+    r, jacobian = objective.jacobian(vector)
+    np.testing.assert_allclose(r @ r, loss, rtol=1e-12)
+    np.testing.assert_allclose(objective.residuals(vector), r, atol=1e-13)
+    np.testing.assert_allclose(2 * jacobian.T @ r, gradient, atol=1e-10)
+    assert objective.weighted(objective.raw(vector)) == pytest.approx(float(loss))
+    step = 1e-5
+    for direction in (np.eye(vector.size)[-1], np.random.default_rng(0).normal(size=vector.size)):
+        ends = [float(objective.loss_and_gradient(vector + s * step * direction)[0]) for s in (1, -1)]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(gradient @ direction), rel=1e-6)
+
+
+def test_bad_input_is_named():
+    for settings, error, words in (
+        ({"optimizer": "sgd"}, ArgumentError, "optimizer = 'sgd'"),
+        ({"optimizer": []}, ArgumentError, "empty list"),
+        ({"optimizer": [("lm", 3)], "iterations": 4}, ArgumentError, "iterations = 4"),
+        ({"iterations": 0}, ArgumentError, "iterations = 0"),
+        ({"weights": "magic"}, ArgumentError, "weights = 'magic'"),
+        ({"weights": "ntk", "optimizer": "lm"}, ArgumentError, "fixed weights"),
+        ({"adaptive": True}, ArgumentError, "adaptive"),
+        ({"record": 0}, ArgumentError, "record = 0"),
+        ({"tolerance": -1.0}, ArgumentError, "tolerance"),
+        ({"points": 0}, ArgumentError, "points = 0"),
+        ({"sampling": "halton"}, ArgumentError, "sampling"),
+        ({"checkpoint": "/nowhere/at/all/run"}, ArgumentError, "folder"),
+    ):
+        with pytest.raises(error, match=words):
+            pinn.train(line(), net(), **settings)
+    with pytest.raises(ShapeError, match="outputs=2"):
+        pinn.train(line(), pinn.Network.create(pinn.RawCoordinates(1), outputs=1))
+    with pytest.raises(ShapeError, match="2 coordinates"):
+        pinn.train(line(), pinn.Network.create(pinn.RawCoordinates(2)))
+    with pytest.raises(ArgumentError, match="problem is a float"):
+        pinn.train(3.0, net())
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    pinn.train(line(), net(), points=32, optimizer="lm", iterations=4, checkpoint=path, checkpoint_every=2)
+    for network, settings, words in (
+        (net(), {"points": 33}, "points was 32"),
+        (net(), {"points": 32, "seed": 1}, "seed was 0"),
+        (net(hidden=(9,)), {"points": 32}, "architecture"),
+        (net(), {"points": 32, "optimizer": "lbfgs"}, "stages was"),
+    ):
+        with pytest.raises(StateError, match=words):
+            pinn.train(line(), network, resume=path, **({"optimizer": "lm"} | settings))
+    with pytest.raises(StateError, match="sample was"):
+        pinn.train(
+            pinn.Helmholtz(pinn.Interval(0, 2), 5.0, 0.0, line().conditions),
+            net(),
+            points=32,
+            optimizer="lm",
+            resume=path,
+        )
+    assert to_host(net().flatten()).shape == (net().size,)
