@@ -46,6 +46,20 @@ class Loops:
         self._run("selective", time, channels, N, u, delta, A, B, C, output, last, work)
         return output, last
 
+    def selective_training(self, u, delta, A, B, C, d_output):
+        """The selective scan of one sequence and its gradients, by name."""
+        _, time, channels = u.shape
+        N = A.shape[1]
+        found = {
+            name: np.empty_like(x)
+            for name, x in zip(["u", "delta", "A", "B", "C"], (u, delta, A, B, C), strict=True)
+        }
+        output, starts = np.empty_like(u), np.empty(time // 32 * channels * N, np.float32)
+        work = np.empty(32 * self.lanes * (2 * N + 10) + 3 * N * channels, np.float32)
+        arrays = (u, delta, A, B, C, d_output, output, *found.values(), starts, work)
+        self._run("selective_training", time, channels, N, *arrays)
+        return found
+
     def gdn2(self, query, key, value, log_decay, erase, write):
         """The gated delta rule of one sequence."""
         _, time, heads, K = query.shape

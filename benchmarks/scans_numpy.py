@@ -171,24 +171,35 @@ def selective(quick: bool) -> Iterator[Row]:
 
 def selective_training(quick: bool) -> Iterator[Row]:
     """selective_scan with gradients against PyTorch's autograd."""
-    sizes = (1, 64, 32, 16) if quick else (1, 2048, 1024, 16)
-    arrays = selective_inputs(*sizes)
-    d_output = cotangent(scanfield.selective_scan, arrays)
-    yield from against(
-        f"selective_scan forward + backward, {_named(sizes, 'BTDN')}",
-        training(scanfield.selective_scan, arrays, d_output),
-        {"PyTorch eager loop, autograd": (_peers.eager_selective_training(arrays, d_output), 25.0)},
-        quick,
-    )
-    sizes = (1, 64, 48, 16) if quick else (1, 1024, 1536, 16)
-    arrays = selective_inputs(*sizes)
-    d_output = cotangent(scanfield.selective_scan, arrays)
-    yield from against(
-        f"selective_scan forward + backward, {_named(sizes, 'BTDN')}",
-        training(scanfield.selective_scan, arrays, d_output),
-        {"parallel scan in PyTorch, the way of mambapy": (_peers.parallel_selective_training(arrays, d_output), 100.0)},
-        quick,
+    works = (
+        ((1, 64, 32, 16) if quick else (1, 2048, 1024, 16), "PyTorch eager loop, autograd",
+         _peers.eager_selective_training, 25.0),
+        ((1, 64, 48, 16) if quick else (1, 1024, 1536, 16), "parallel scan in PyTorch, the way of mambapy",
+         _peers.parallel_selective_training, 100.0),
     )  # fmt: skip
+    for sizes, name, peer, least in works:
+        arrays = selective_inputs(*sizes)
+        d_output = cotangent(scanfield.selective_scan, arrays)
+        ours = training(scanfield.selective_scan, arrays, d_output)
+        work = f"selective_scan forward + backward, {_named(sizes, 'BTDN')}"
+        rows = list(against(work, ours, {name: (peer(arrays, d_output), least)}, quick))
+        bound = _training_in_c(ours, arrays, d_output, rows[0]["peer ms"], work, quick)
+        yield from (line | {"bound": bound} for line in rows)
+
+
+def _training_in_c(ours, arrays, d_output, peer_ms: float, work: str, quick: bool) -> str:
+    """What the same loops in C would reach, in a sentence."""
+    try:
+        loop = _compiled.loops(_compiled.IEEE).selective_training
+        alike(loop(**arrays, d_output=d_output), ours(), f"{work} in C")
+    except _compiled.Absent as reason:
+        return f"C was not measured: {reason}."
+    calls = {"ours": ours, "C": lambda: loop(**arrays, d_output=d_output)}
+    taken = _timing.rivals(calls, least=0.02 if quick else 0.7, rounds=3 if quick else 7)
+    return (
+        f"C of the same loops (gcc, {' '.join(_compiled.IEEE)}) takes {1e3 * taken['C']:.3g} ms, "
+        f"{peer_ms / 1e3 / taken['C']:.3g} times; scanfield runs at {100 * taken['C'] / taken['ours']:.3g} % of its speed."
+    )
 
 
 def _floors(least: float) -> Iterator[tuple[str, float | None]]:

@@ -15,6 +15,8 @@ from scanfield_numpy.vector import (
     _call,
     _constant,
     _fused,
+    _halves,
+    _joined,
     _splat,
 )
 
@@ -33,6 +35,12 @@ _EXP2_TERMS = {
     64: [math.log(2) ** power / math.factorial(power) for power in range(14)],
 }
 _LOG_TERMS = {32: 8, 64: 17}
+# AVX-512 looks the power of a fraction of 1/16 (1/8) up in a register: (2^r - 1) / r for what is left, |r| <= 1/32 (1/16).
+_FRACTION_BITS = {32: 4, 64: 3}
+_FRACTION_TERMS = {
+    32: [0.6931471824645996, 0.24023355543613434, 0.05550508573651314],
+    64: [math.log(2) ** power / math.factorial(power) for power in range(1, 9)],
+}
 
 
 def _exp(builder: Any, x: Any) -> Any:
@@ -51,9 +59,40 @@ def _exp2(builder: Any, x: Any) -> Any:
     """2^x to one unit in the last place, subnormal results included."""
     kind = x.type
     bits = _bits(kind)
+    if _SCALES and kind.count * bits > 512:
+        return _joined(builder, [_exp2(builder, half) for half in _halves(builder, x)])
+    if _SCALES and kind.count * bits == 512:
+        return _exp2_looked_up(builder, x)
     x = _limited(builder, x, _LOWEST_POWER[bits], _HIGHEST_POWER[bits])
     n = _call(builder, "rint", x)
     return _times_power(builder, _polynomial(builder, _EXP2_TERMS[bits], builder.fsub(x, n)), n)
+
+
+def _exp2_looked_up(builder: Any, x: Any) -> Any:
+    """``_exp2`` by AVX-512's instructions: x = n + r with a fraction n, whose last bits are a place in a table."""
+    kind = x.type
+    bits = _bits(kind)
+    letter, mask = ("ps", ir.IntType(16)) if bits == 32 else ("pd", ir.IntType(8))
+    word, whole = ir.IntType(32), ir.VectorType(ir.IntType(bits), kind.count)
+    every, current = ir.Constant(mask, -1), ir.Constant(word, 4)
+    places = _FRACTION_BITS[bits]
+
+    def call(name: str, *values: Any) -> Any:
+        shape = ir.FunctionType(kind, [value.type for value in values])
+        function = cgutils.get_or_insert_function(builder.module, shape, f"llvm.x86.avx512.{name}.512")
+        return builder.call(function, values)
+
+    n = call(f"mask.rndscale.{letter}", x, ir.Constant(word, places << 4 | 8), x, every, current)
+    # Far out the whole of x is n, and r of an infinity, which is no number, is made 0; NaN stays.
+    r = builder.fsub(x, n)
+    r = call(
+        f"mask.fixupimm.{letter}", r, x, _constant(whole, 0x00880000), ir.Constant(word, 0), every, current
+    )  # fmt: skip
+    last_bits = builder.fadd(n, _constant(kind, 1.5 * 2.0 ** ((23 if bits == 32 else 52) - places)))
+    table = ir.Constant(kind, [2.0 ** (i / kind.count) for i in range(kind.count)])
+    found = call(f"permvar.{'sf' if bits == 32 else 'df'}", table, builder.bitcast(last_bits, whole))
+    p = builder.fmul(_polynomial(builder, _FRACTION_TERMS[bits], r), r)
+    return _scaled(builder, _fused(builder, p, found, found), n)
 
 
 def _limited(builder: Any, x: Any, low: float, high: float) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy
 
@@ -12,8 +12,11 @@ from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield.threads import get_num_threads
 from scanfield_numpy import gated_delta_backward, gated_delta_forward
 from scanfield_numpy.layout import (
+    ABSENT,
+    OWN,
     Array,
     Residuals,
+    Sequences,
     flat,
     lanes_of,
     reason_against,
@@ -163,50 +166,99 @@ def _chunk(call: Call) -> int:
     return max(4, min(int(asked), 64) // 4 * 4) if asked else _CHUNK
 
 
+class _Sizes(NamedTuple):
+    """What a forward call's shapes alone decide."""
+
+    plan: Sequences
+    output: tuple[int, ...]
+    last: tuple[int, ...]
+    starts: tuple[int, ...]
+    task: int
+    """Columns of a task."""
+    tasks: int
+    work: float
+    memory: int
+    integers: tuple[int, ...]
+    """The first places of the kernel's block."""
+
+
+@lru_cache(256)  # a decoding step asks for the same ones over and over
+def _sizes(
+    query: tuple[int, ...],
+    value: tuple[int, ...],
+    columns: int | None,
+    widths: tuple[int, int, int],
+    erase_vector: bool,
+    bounds: tuple[int, ...] | None,
+    chunk: int,
+    dtype: str,
+    threads: int,
+) -> _Sizes:
+    (batch, time, heads, K), (_, _, vheads, V) = query, value
+    V = V if columns is None else columns
+    plan = sequences(batch, time, bounds, chunk or 1)
+    lanes = lanes_of(dtype)
+    task = _task_columns(K, V, lanes, plan.number * vheads, threads) if K else lanes
+    return _Sizes(
+        plan,
+        (batch, time, vheads, V),
+        (plan.number, vheads, K, V),
+        (plan.states, vheads, K, V),
+        task,
+        plan.number * vheads * -(-V // task),
+        4.0 * batch * time * vheads * K * V,
+        gated_delta_forward.memory_of(K, task, lanes),
+        (heads, vheads // max(1, heads), K, V, time, *widths, erase_vector, chunk),
+    )
+
+
 def _forward(
     call: Call, chunk: int, *, want_output: bool = True, columns: int | None = None
 ) -> tuple[Array, Array, Array, Array]:
     """Output, final state, states at the chunks' starts, updates. With ``columns`` the value is zero, and so wide."""
     query, key, value, log_decay, erase, write, state, bounds = call.arrays
-    batch, time, vheads, V = value.shape
-    heads, K = query.shape[2:]
-    V = V if columns is None else columns
+    scale, erase_vector, _ = call.options
     dtype = call.compute
-    plan = sequences(batch, time, bounds, chunk or 1)
-    output = fresh((batch, time, vheads, V) if want_output else (0,), dtype)
-    last = fresh((plan.number, vheads, K, V), dtype)
-    starts = fresh((plan.states, vheads, K, V) if chunk else (0,), dtype)
+    widths = width(log_decay), width(erase), 0 if columns else width(write)
+    sizes = _sizes(
+        query.shape, value.shape, columns, widths, erase_vector, bounds, chunk, dtype, get_num_threads()
+    )
     keeps = bool(chunk) and erase is not None
-    updates = fresh((batch, time, vheads, V) if keeps else (0,), dtype)
-    if 0 in (batch, vheads, K, V):
+    output, last = (
+        fresh(sizes.output, OWN[dtype]) if want_output else ABSENT[dtype],
+        fresh(sizes.last, OWN[dtype]),
+    )
+    starts = fresh(sizes.starts, OWN[dtype]) if chunk else ABSENT[dtype]
+    updates = fresh(sizes.output, OWN[dtype]) if keeps else ABSENT[dtype]
+    if 0 in (query.shape[0], *sizes.last[1:]):
         output[...] = 0
         return output, last, starts, updates
-    lanes = lanes_of(dtype)
-    task = _task_columns(K, V, lanes, plan.number * vheads)
     # One token of a large state is all reading and writing.
-    past = V % (4 * lanes) == 0 == task % (4 * lanes) and past_cache(last)
-    integers = (
-        heads, vheads // heads, K, V, time, width(log_decay), width(erase), 0 if columns else width(write),
-        call.options[1], chunk, state is not None, columns is None, keeps, want_output, task, past, 0, 0, 0, 0,
-    )  # fmt: skip
+    past = past_cache(last) and sizes.last[3] % (4 * lanes_of(dtype)) == 0 == sizes.task % (
+        4 * lanes_of(dtype)
+    )
     read, steps = _inputs((query, key, value, log_decay, erase, write), dtype)
     run(
         gated_delta_forward.forward,
         dtype,
-        plan.number * vheads * -(-V // task),
-        4.0 * batch * time * vheads * K * V,
-        gated_delta_forward.memory_of(K, task, lanes),
-        (*integers, *steps),
+        sizes.tasks,
+        sizes.work,
+        sizes.memory,
         (
-            plan.table,
-            _scale(call.options[0], dtype),
-            *read,
-            flat(state, dtype),
-            output,
-            last,
-            starts,
-            updates,
+            *sizes.integers,
+            state is not None,
+            columns is None,
+            keeps,
+            want_output,
+            sizes.task,
+            past,
+            0,
+            0,
+            0,
+            0,
+            *steps,
         ),
+        (sizes.plan.table, _scale(scale, dtype), *read, flat(state, dtype), output, last, starts, updates),
     )
     return output, last, starts, updates
 
@@ -217,10 +269,10 @@ def _panel(K: int, V: int, lanes: int) -> int:
     return max(1, min(numbers, V + lanes - 1) // lanes) * lanes
 
 
-def _task_columns(K: int, V: int, lanes: int, heads: int) -> int:
+def _task_columns(K: int, V: int, lanes: int, heads: int, threads: int) -> int:
     """Columns of a task: what the cache holds, or fewer if threads would have none. Columns do not meet: no bit changes."""
     itemsize = REGISTER_BYTES // lanes
     columns = max(2, min(_TASK_BYTES // (K * itemsize), V) // lanes) * lanes
-    while columns > 2 * lanes and heads * -(-V // columns) < get_num_threads():
+    while columns > 2 * lanes and heads * -(-V // columns) < threads:
         columns = -(-columns // (2 * lanes)) * lanes
     return columns

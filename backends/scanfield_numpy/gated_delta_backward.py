@@ -16,6 +16,7 @@ saved at the chunk's start, for some columns (a *panel*) at a time.
 
 from __future__ import annotations
 
+from scanfield_numpy import turning
 from scanfield_numpy.addressing import offset_of
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.gated_delta_quad import (
@@ -48,7 +49,6 @@ from scanfield_numpy.gated_delta_quad import (
     take,
 )
 from scanfield_numpy.layout import COLUMNS
-from scanfield_numpy.turning import turned
 from scanfield_numpy.vector import (
     ONE,
     at,
@@ -94,7 +94,7 @@ def _turn_in(source, K, columns, V, to, width, square):
                 if first + i < K:
                     x = first_lanes(source, (first + i) * V + o, columns - o, ONE)
                 store(square, i * step, x)
-            turned(square, shifted(to, first * width + o * step), step)
+            turning.square(square, step, shifted(to, first * width + o * step), step)
 
 
 @part
@@ -103,7 +103,7 @@ def _turn_out(source, K, columns, V, to, width, square):
     step = lanes(source, ONE)
     for first in range(0, K, step):
         for o in range(0, columns, step):
-            turned(shifted(source, first * width + o * step), square, step)
+            turning.square(shifted(source, first * width + o * step), step, square, step)
             for i in range(least(step, K - first)):
                 put_lanes(to, (first + i) * V + o, columns - o, load(square, i * step, ONE), ONE)
 

@@ -42,6 +42,8 @@ class Compiled:
             )  # no state, and so nothing for a kernel to do but the skip connection and the gate
         own = OWN.get(call.compute)
         others = [x for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own]
+        if not others:
+            return self._real
         if any(is_half(array) for array in others):
             return self._half
         return self._complex if any(array.dtype.kind == "c" for array in others) else self._real

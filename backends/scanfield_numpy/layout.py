@@ -64,7 +64,7 @@ def flat(array: Array | None, dtype: str) -> Array:
     Copies only what does not lie so already.
     """
     if array is None:
-        return _ABSENT[dtype]
+        return ABSENT[dtype]
     flags = array.flags
     if array.dtype is OWN[dtype] and flags.c_contiguous and flags.aligned:
         return array
@@ -79,14 +79,10 @@ def rows(array: Array | None, dtype: str, *, repeated: bool = True) -> tuple[Arr
     finds a number at the sum of its indices times the steps needs nothing else to take an array as it lies.
     """
     if array is None:
-        return _ABSENT[dtype], (0, 0, 0)
+        return ABSENT[dtype], (0, 0, 0)
     size, flags = OWN[dtype].itemsize, array.flags
     if array.dtype is OWN[dtype] and flags.c_contiguous and flags.aligned:
-        steps, step = [], 1
-        for count in reversed(array.shape):
-            steps.append(0 if count == 1 else step)
-            step *= count
-        return array, tuple(reversed(steps))
+        return array, _steps(array.shape)
     if (
         array.dtype != dtype
         or not array.flags.aligned
@@ -98,16 +94,27 @@ def rows(array: Array | None, dtype: str, *, repeated: bool = True) -> tuple[Arr
     return array, tuple(0 if count == 1 else step // size for count, step in strides)
 
 
+@lru_cache(256)
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``rows``' steps of a contiguous array."""
+    steps, step = [], 1
+    for count in reversed(shape):
+        steps.append(0 if count == 1 else step)
+        step *= count
+    return tuple(reversed(steps))
+
+
 def flat_complex(array: Array | None, dtype: str) -> Array:
     """A complex array as a kernel takes it: flat, real and imaginary parts in turn."""
     if array is None:
-        return _ABSENT[REAL_OF[dtype]]
+        return ABSENT[REAL_OF[dtype]]
     return numpy.require(array, dtype, ("C", "A", "E")).reshape(-1).view(REAL_OF[dtype])
 
 
 OWN = {name: numpy.dtype(name) for name in ("float32", "float64")}
 """The machine's own dtypes, one object each."""
-_ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
+ABSENT = {name: numpy.empty(0, name) for name in ("float32", "float64")}
+"""An array that is absent, as kernels take it."""
 
 
 def lanes_of(dtype: str) -> int:
@@ -142,7 +149,7 @@ def reason_against(call: Call, index: int) -> str | None:
         name = dtype_name(array.dtype)
         if name in HALF:
             continue  # widened a block at a time
-        if REAL_OF.get(name) not in _ABSENT:
+        if REAL_OF.get(name) not in ABSENT:
             return f"dtype {name}: kernels are compiled for float32 and float64, real and complex, and take half precision"
         if REAL_OF[name] != call.compute or not array.dtype.isnative:
             return f"dtype {array.dtype.str}: kernels take all arrays in the machine's own {call.compute}"

@@ -122,18 +122,23 @@ def cleared(shape: int | tuple[int, ...], dtype: Any) -> Array:
     return _array(shape, dtype, numpy.zeros)
 
 
-def past_cache(array: Array) -> bool:
-    """Whether an array is best written past the cache: it is larger, and its rows begin where registers do."""
+def past_cache(array: Array, moved: int = 0) -> bool:
+    """Whether an array is best written past the cache: it is larger, and its rows begin where registers do.
+
+    Larger is also the number of bytes that are ``moved`` while the array is written.
+    """
+    if max(array.nbytes, moved) <= LAST_CACHE:
+        return False
     address = array.__array_interface__["data"][0]
-    return bool(array.nbytes > LAST_CACHE and (address | array.strides[-2]) % REGISTER_BYTES == 0)
+    return bool((address | array.strides[-2]) % REGISTER_BYTES == 0)
 
 
 def _array(shape: int | tuple[int, ...], dtype: Any, make: Callable[..., Array]) -> Array:
-    kind = numpy.dtype(dtype)
-    axes = (shape,) if isinstance(shape, int) else tuple(shape)
-    size = prod(axes) * kind.itemsize
+    kind = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
+    size = (shape if isinstance(shape, int) else prod(shape)) * kind.itemsize
     if size < SMALLEST:
-        return make(axes, kind)
+        return make(shape, kind)
+    axes = (shape,) if isinstance(shape, int) else tuple(shape)
     block = pool.take(size + _ALIGNED)
     waited = block is not None
     if block is None:

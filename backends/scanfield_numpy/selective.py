@@ -7,6 +7,7 @@ from math import inf, log
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
+from scanfield_numpy import selective_backward
 from scanfield_numpy import selective_kernels as kernels
 from scanfield_numpy.layout import (
     Array,
@@ -18,7 +19,7 @@ from scanfield_numpy.layout import (
     saved_states,
     sequences,
 )
-from scanfield_numpy.memory import cleared, fresh
+from scanfield_numpy.memory import cleared, fresh, past_cache
 from scanfield_numpy.threads import run
 
 # Tokens between two saved states: a chunk's rebuilt states and decays fit in the second cache, and the saved are few.
@@ -91,25 +92,32 @@ class Selective:
         sums = {i: partial_sums(call.arrays[i], parts, plan.number, batch, dtype) for i in (3, 4) if asked[i]}
         lanes = {
             i: cleared((plan.number, blocks, rows, step), dtype)
-            for i, rows in ((2, N), (5, 1), (7, 1))
-            if asked[i] or rows == 1  # the smallest are computed in any case
+            for i, rows in ((2, N), (5, 1), (7, 1))  # computed in any case
         }
         cotangent, d_steps = rows(d_output, dtype, repeated=False)
+        wide = [grads[i] for i in (0, 1, 6) if grads[i] is not None]
+        # If all that is read and written once does not fit into the cache, no gradient would be found there later.
+        moved = sum(
+            x.nbytes
+            for x in (u, call.arrays[1], call.arrays[6], d_output, *residuals, *wide)
+            if x is not None
+        )
+        past = channels % step == 0 and all(past_cache(x, moved) for x in wide)
         given, common = _common(call, chunk)
         each = (x.shape[2] * N if x.shape[1] > 1 else 0 for x in (B, C))
         integers = (
             *common, parts, plan.number, batch, *d_steps[:2], *each, d_output is not None,
-            d_final_state is not None, *(asked[i] for i in (0, 1, 6, 8, 2, 3, 4)),
+            d_final_state is not None, *(asked[i] for i in (0, 1, 6, 8, 2, 3, 4)), past,
         )  # fmt: skip
         arrays = (
-            d_final_state, grads[0], grads[1], lanes.get(2), sums.get(3), sums.get(4), lanes[5], grads[6], lanes[7], grads[8],
+            d_final_state, grads[0], grads[1], lanes[2], sums.get(3), sums.get(4), lanes[5], grads[6], lanes[7], grads[8],
         )  # fmt: skip
         run(
-            kernels.backward,
+            selective_backward.backward,
             dtype,
             plan.number * parts,
             _BACKWARD_WORK * batch * time * channels * N,
-            kernels.backward_memory(N, -(-blocks // parts), chunk, step),
+            selective_backward.backward_memory(N, -(-blocks // parts), chunk, step),
             integers,
             (
                 plan.table,

@@ -12,10 +12,10 @@ from scanfield_numpy.vector import lane_count
 
 
 @intrinsic
-def turned(typing: Any, source: Any, to: Any, stride: Any) -> Any:
+def square(typing: Any, source: Any, apart: Any, to: Any, stride: Any) -> Any:
     """Write to ``to``, ``stride`` numbers apart, the columns of as many registers as a register has lanes.
 
-    The registers lie one after the other in ``source``. Perfect shuffles of both halves, log2(lanes) of them.
+    The registers lie ``apart`` numbers apart in ``source``. Perfect shuffles of both halves, log2(lanes) of them.
     """
     width = lane_count(source.dtype.bitwidth // 8)
 
@@ -28,7 +28,8 @@ def turned(typing: Any, source: Any, to: Any, stride: Any) -> Any:
             return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
 
         rows = [
-            builder.load(place(values[0], ir.Constant(word, i * width)), align=align) for i in range(width)
+            builder.load(place(values[0], builder.mul(values[1], ir.Constant(word, i))), align=align)
+            for i in range(width)
         ]
         half = width // 2
         low, high = (
@@ -43,7 +44,7 @@ def turned(typing: Any, source: Any, to: Any, stride: Any) -> Any:
             ]
             done *= 2
         for i, row in enumerate(rows):
-            builder.store(row, place(values[1], builder.mul(values[2], ir.Constant(word, i))), align=align)
+            builder.store(row, place(values[2], builder.mul(values[3], ir.Constant(word, i))), align=align)
         return context.get_dummy_value()
 
-    return types.void(source, to, types.int64), generate
+    return types.void(source, types.int64, to, types.int64), generate

@@ -267,19 +267,25 @@ def put_past_cache(typing: Any, place: Any, offset: Any, count: Any, vector: Any
     return types.void(place, types.int64, types.int64, vector, types.int64), generate
 
 
-@intrinsic
-def fetch(typing: Any, place: Any, offset: Any) -> Any:
-    """Ask for what lies there, which will be read soon; it need not be any array's."""
+def _asking(name: str, about: str, writes: int) -> Any:
+    def function(typing: Any, place: Any, offset: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+            flag = ir.IntType(32)
+            shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+            asked = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+            builder.call(asked, [pointer, *(ir.Constant(flag, value) for value in (writes, 3, 1))])
+            return context.get_dummy_value()
 
-    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
-        flag = ir.IntType(32)
-        shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-        builder.call(function, [pointer, *(ir.Constant(flag, value) for value in (0, 3, 1))])
-        return context.get_dummy_value()
+        return types.void(place, types.int64), generate
 
-    return types.void(place, types.int64), generate
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = about
+    return intrinsic(function)
+
+
+fetch = _asking("fetch", "Ask for what lies there, which will be read soon; it need not be any array's.", 0)
+fetch_own = _asking("fetch_own", "``fetch`` for what will be written.", 1)
 
 
 @intrinsic
@@ -466,6 +472,16 @@ def _halves(builder: Any, value: Any) -> tuple[Any, ...]:
         builder.shuffle_vector(value, none, ir.Constant(order, list(range(start, start + count))))
         for start in (0, count)
     )
+
+
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    """Vectors end to end; as many as a power of two."""
+    while len(parts) > 1:
+        order = ir.Constant(
+            ir.VectorType(ir.IntType(32), 2 * parts[0].type.count), list(range(2 * parts[0].type.count))
+        )
+        parts = [builder.shuffle_vector(a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 @intrinsic

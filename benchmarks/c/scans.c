@@ -1,4 +1,4 @@
-/* The scans' forward loops as one would write them in C by hand: the limit that the compiled scans are held to.
+/* The scans' loops as one would write them in C by hand: the limit that the compiled scans are held to.
 
    Same loops and same exp as the kernels of scanfield_numpy, on contiguous float32 arrays, in vectors of one register.
    Built twice: with IEEE rules, and with -ffast-math. Options, packs, ragged widths and saved states are left out, so
@@ -87,6 +87,107 @@ void selective(ptrdiff_t time, ptrdiff_t channels, ptrdiff_t N, const float *u, 
             for (int j = 0; j < LANES; j++)
                 last[(c + j) * N + m] = h[m * LANES + j];
     }
+}
+
+/* Forward, then the adjoint of dq, of one sequence; starts and work are memory. Two rows of the state stay in registers
+   through a chunk of tokens, as in the kernels of scanfield_numpy; lanes are folded where a chunk ends. starts
+   time / CHUNK channels N, work (2 N + 4) CHUNK LANES + 6 CHUNK LANES + 3 N channels floats; N even, time whole chunks. */
+void selective_training(ptrdiff_t time, ptrdiff_t channels, ptrdiff_t N, const float *u, const float *delta,
+                        const float *A, const float *B, const float *C, const float *dq, float *output, float *du,
+                        float *ddelta, float *dA, float *dB, float *dC, float *starts, float *work)
+{
+    enum { CHUNK = 32, ROW = 6 * LANES };
+    float *sum_B = work, *sum_C = sum_B + CHUNK * N * LANES, *decays = sum_C + CHUNK * N * LANES;
+    float *kept = decays + 2 * CHUNK * LANES, *rows = kept + 2 * CHUNK * LANES, *held = rows + CHUNK * ROW;
+    for (ptrdiff_t c = 0; c < channels; c += LANES) {
+        float *a = held + 3 * N * c, *h = a + N * LANES, *d_a = h + N * LANES;
+        for (ptrdiff_t m = 0; m < N; m++)
+            for (int j = 0; j < LANES; j++) {
+                h[m * LANES + j] = d_a[m * LANES + j] = 0;
+                a[m * LANES + j] = A[(c + j) * N + m];
+            }
+        for (ptrdiff_t t = 0; t < time; t++) {
+            if (t % CHUNK == 0)
+                for (ptrdiff_t i = 0; i < N * LANES; i += LANES)
+                    STORE(starts + (t / CHUNK * channels + c) * N + i, LOAD(h + i));
+            vec s = LOAD(delta + t * channels + c), x = s * LOAD(u + t * channels + c), r = {};
+            for (ptrdiff_t m = 0; m < N; m++) {
+                vec y = exp_(s * LOAD(a + m * LANES)) * LOAD(h + m * LANES) + x * B[t * N + m];
+                STORE(h + m * LANES, y);
+                r += y * C[t * N + m];
+            }
+            STORE(output + t * channels + c, r);
+        }
+        for (ptrdiff_t i = 0; i < N * LANES; i += LANES) /* from here on the carried gradient */
+            STORE(h + i, (vec){});
+    }
+    for (ptrdiff_t t0 = time - CHUNK; t0 >= 0; t0 -= CHUNK) {
+        for (ptrdiff_t i = 0; i < 2 * CHUNK * N * LANES; i += LANES)
+            STORE(sum_B + i, (vec){});
+        for (ptrdiff_t c = 0; c < channels; c += LANES) {
+            float *a = held + 3 * N * c, *g = a + N * LANES, *d_a = g + N * LANES;
+            const float *start = starts + (t0 / CHUNK * channels + c) * N;
+            for (ptrdiff_t t = 0; t < CHUNK; t++) {
+                ptrdiff_t place = (t0 + t) * channels + c;
+                float *row = rows + t * ROW;
+                vec s = LOAD(delta + place), x = LOAD(u + place);
+                STORE(row, s), STORE(row + LANES, s * x), STORE(row + 2 * LANES, x);
+                STORE(row + 3 * LANES, LOAD(dq + place));
+                STORE(row + 4 * LANES, (vec){}), STORE(row + 5 * LANES, (vec){});
+            }
+            for (ptrdiff_t m = 0; m < N; m += 2) {
+                vec a0 = LOAD(a + m * LANES), a1 = LOAD(a + (m + 1) * LANES);
+                vec h0 = LOAD(start + m * LANES), h1 = LOAD(start + (m + 1) * LANES);
+                for (ptrdiff_t t = 0; t < CHUNK; t++) {
+                    const float *b = B + (t0 + t) * N + m;
+                    float *e = decays + 2 * t * LANES, *k = kept + 2 * t * LANES;
+                    vec s = LOAD(rows + t * ROW), x = LOAD(rows + t * ROW + LANES);
+                    vec e0 = exp_(s * a0), e1 = exp_(s * a1), k0 = e0 * h0, k1 = e1 * h1;
+                    STORE(e, e0), STORE(e + LANES, e1), STORE(k, k0), STORE(k + LANES, k1);
+                    h0 = k0 + x * b[0], h1 = k1 + x * b[1];
+                }
+                vec g0 = LOAD(g + m * LANES), g1 = LOAD(g + (m + 1) * LANES);
+                vec d0 = LOAD(d_a + m * LANES), d1 = LOAD(d_a + (m + 1) * LANES);
+                for (ptrdiff_t t = CHUNK - 1; t >= 0; t--) {
+                    const float *b = B + (t0 + t) * N + m, *read = C + (t0 + t) * N + m;
+                    float *e = decays + 2 * t * LANES, *k = kept + 2 * t * LANES, *row = rows + t * ROW;
+                    float *to_B = sum_B + (m * CHUNK + 2 * t) * LANES, *to_C = sum_C + (m * CHUNK + 2 * t) * LANES;
+                    vec s = LOAD(row), x = LOAD(row + LANES), d = LOAD(row + 3 * LANES);
+                    vec k0 = LOAD(k), k1 = LOAD(k + LANES);
+                    g0 += d * read[0], g1 += d * read[1];
+                    STORE(to_C, LOAD(to_C) + d * (k0 + x * b[0]));
+                    STORE(to_C + LANES, LOAD(to_C + LANES) + d * (k1 + x * b[1]));
+                    STORE(to_B, LOAD(to_B) + g0 * x), STORE(to_B + LANES, LOAD(to_B + LANES) + g1 * x);
+                    STORE(row + 4 * LANES, LOAD(row + 4 * LANES) + g0 * b[0] + g1 * b[1]);
+                    vec w0 = g0 * k0, w1 = g1 * k1;
+                    STORE(row + 5 * LANES, LOAD(row + 5 * LANES) + w0 * a0 + w1 * a1);
+                    d0 += w0 * s, d1 += w1 * s;
+                    g0 *= LOAD(e), g1 *= LOAD(e + LANES);
+                }
+                STORE(g + m * LANES, g0), STORE(g + (m + 1) * LANES, g1);
+                STORE(d_a + m * LANES, d0), STORE(d_a + (m + 1) * LANES, d1);
+            }
+            for (ptrdiff_t t = 0; t < CHUNK; t++) {
+                ptrdiff_t place = (t0 + t) * channels + c;
+                const float *row = rows + t * ROW;
+                vec dx = LOAD(row + 4 * LANES);
+                STORE(du + place, LOAD(row) * dx);
+                STORE(ddelta + place, LOAD(row + 2 * LANES) * dx + LOAD(row + 5 * LANES));
+            }
+        }
+        for (ptrdiff_t t = 0; t < CHUNK; t++)
+            for (ptrdiff_t m = 0; m < N; m++) {
+                const float *b = sum_B + (m / 2 * 2 * CHUNK + 2 * t + m % 2) * LANES, *r = b + CHUNK * N * LANES;
+                float sum_b = 0, sum_r = 0;
+                for (int j = 0; j < LANES; j++)
+                    sum_b += b[j], sum_r += r[j];
+                dB[(t0 + t) * N + m] = sum_b, dC[(t0 + t) * N + m] = sum_r;
+            }
+    }
+    for (ptrdiff_t c = 0; c < channels; c += LANES)
+        for (ptrdiff_t m = 0; m < N; m++)
+            for (int j = 0; j < LANES; j++)
+                dA[(c + j) * N + m] = held[3 * N * c + (2 * N + m) * LANES + j];
 }
 
 /* Arrays (time, heads, K or V), state (heads, K, V); work (K + 2) 4 LANES + 4 K floats. The update of a token is still

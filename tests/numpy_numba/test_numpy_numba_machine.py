@@ -225,16 +225,18 @@ def test_elementary_functions(dtype: str):
     from numba import njit
 
     from scanfield_numpy.elementary import exp, exp2, sigmoid, softplus
-    from scanfield_numpy.vector import ONE, lane_count, load, numbers, store
+    from scanfield_numpy.vector import ONE, TWO, lane_count, load, numbers, store
 
     @njit(error_model="numpy")
-    def fill(x, to_exp, to_softplus, to_sigmoid, to_power, count, width, kind):
+    def fill(x, to_exp, to_softplus, to_sigmoid, to_power, to_wide, count, width, kind):
         for i in range(0, count, width):
             value = load(numbers(x, kind), i, ONE)
             store(numbers(to_exp, kind), i, exp(value))
             store(numbers(to_softplus, kind), i, softplus(value))
             store(numbers(to_sigmoid, kind), i, sigmoid(value))
             store(numbers(to_power, kind), i, exp2(value))
+        for i in range(0, count, 2 * width):
+            store(numbers(to_wide, kind), i, exp2(load(numbers(x, kind), i, TWO)))
 
     edge = 152.0 if dtype == "float32" else 1080.0
     special = [
@@ -253,10 +255,10 @@ def test_elementary_functions(dtype: str):
         -1e30,
         1e30,
     ]
-    x = np.concatenate([np.linspace(-edge, edge, 9999), special, np.zeros(16 - (9999 + 14) % 16)]).astype(
+    x = np.concatenate([np.linspace(-edge, edge, 9999), special, np.zeros(32 - (9999 + 14) % 32)]).astype(
         dtype
     )
-    found = [np.empty_like(x) for _ in range(4)]
+    found = [np.empty_like(x) for _ in range(5)]
     width = lane_count(x.itemsize)
     fill(x.ctypes.data, *(y.ctypes.data for y in found), x.size, width, x.dtype.type(0))
     wide = x.astype(np.longdouble)
@@ -265,6 +267,7 @@ def test_elementary_functions(dtype: str):
             np.exp(wide),
             np.maximum(wide, 0) + np.log1p(np.exp(-np.abs(wide))),
             np.where(wide < 0, np.exp(np.minimum(wide, 0)), 1) / (1 + np.exp(-np.abs(wide))),
+            np.exp2(wide),
             np.exp2(wide),
         )
         for got, want in zip(found, exact, strict=True):

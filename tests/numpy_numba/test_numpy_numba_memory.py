@@ -264,3 +264,29 @@ def test_shared_gradients_take_a_few_rows():
         _, pull = scanfield.vjp(scanfield.linear_scan, a, b, wrt=wrt, method="numpy.numba")
         cotangent = np.ones(b.shape)
         assert peak(functools.partial(pull, cotangent)) < most
+
+
+def test_gradients_written_past_the_cache_are_the_same(monkeypatch):
+    """And rows far apart, which are asked for ahead: wide enough for both, with a gate."""
+    rng = np.random.default_rng(5)
+    shape, N = (1, 1030, 256), 3
+    inputs = {name: rng.standard_normal(shape, np.float32) for name in ("u", "z")}
+    inputs["delta"] = rng.random(shape, np.float32) / 10
+    inputs["A"] = -rng.random((256, N), np.float32)
+    inputs |= {name: rng.standard_normal((1, 1030, N), np.float32) for name in ("B", "C")}
+    d_output = rng.standard_normal(shape, np.float32)
+
+    def gradients() -> dict[str, np.ndarray]:
+        return scanfield.vjp(scanfield.selective_scan, **inputs, method="numpy.numba")[1](d_output)
+
+    monkeypatch.setattr(memory, "LAST_CACHE", 1 << 40)
+    kept = gradients()
+    monkeypatch.setattr(memory, "LAST_CACHE", 0)
+    asked = []
+    past_cache = memory.past_cache
+    monkeypatch.setattr(
+        "scanfield_numpy.selective.past_cache", lambda *x: asked.append(past_cache(*x)) or asked[-1]
+    )
+    past = gradients()
+    assert asked == [True] * 3
+    assert all(np.array_equal(past[name], kept[name]) for name in kept)

@@ -51,14 +51,16 @@ def assemble(
         ready.append(array)
     flip_states = reverse and sequences is not None
     output_shape, state_shape = tuple(output_shape), tuple(state_shape)
+    # What makes the results is kept longer than this call (see ``plans``), and so holds none of its arrays.
+    main_dtype, library = checked.main_dtype, checked.library
 
     def output(y: Array) -> Array:
         if canonical_output is not None:
             y = xp.reshape(y, output_shape)
         y = xp.flip(y, axis=1) if reverse else y
-        if not complex_output and y.dtype != checked.main_dtype:
-            with quiet(checked.library):
-                y = cast(xp, y, checked.main_dtype)
+        if not complex_output and y.dtype != main_dtype:
+            with quiet(library):
+                y = cast(xp, y, main_dtype)
         return y
 
     def state(last: Array) -> Array:

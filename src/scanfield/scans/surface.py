@@ -17,6 +17,7 @@ from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, 
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.scans import packing
 from scanfield.scans.canonical import layout_text, step_layouts
+from scanfield.scans.plans import Plans, key_of
 
 P = ParamSpec("P")
 
@@ -207,8 +208,10 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
     known = tuple(own.parameters)
     positional = tuple(name for name, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
-    needed = tuple(name for name, p in own.parameters.items() if p.default is p.empty)
+    needed = {name for name, p in own.parameters.items() if p.default is p.empty}
     defaults = {name: p.default for name, p in own.parameters.items() if p.default is not p.empty}
+    kinds = tuple(name for name in known if name != "method")
+    plans = Plans()
 
     def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
         for keyword in kwargs:
@@ -219,15 +222,22 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
         arguments = {**defaults, **dict(zip(by_position, args, strict=False)), **kwargs}
         if (
             len(args) > len(positional)
-            or any(name in kwargs for name in by_position)
-            or any(name not in arguments for name in needed)
+            or not kwargs.keys().isdisjoint(by_position)
+            or not arguments.keys() >= needed
         ):
             _check_binding(f"{record.name}.step", own, args, kwargs)
         method = arguments.pop("method")
+        values = [arguments[name] for name in kinds]
+        key = key_of(values)
+        plan = plans.get(key)
+        if plan is not None:
+            y, last = registry.call(plan.ready(values), "step", method)
+            return plan.output(y).squeeze(axis=1), plan.state(last)
         arrays = {name: arguments.pop(name) for name in names}
         arrays[state_name] = arguments.pop("state")
         arrays |= dict.fromkeys(entry.name for entry in record.inputs if entry.role == "index")
         prepared = record.prepare(arrays, {**arguments, "reverse": False, "chunk_size": None}, step=True)
+        plans.keep(key, record, dict(zip(kinds, values, strict=True)), prepared)
         y, last = registry.call(prepared.call, "step", method)
         return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
 

@@ -1,0 +1,123 @@
+"""A step made ready as the one before it: the same results and errors as without, and nothing kept alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from examples import BASE
+
+import scanfield
+from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.scans import plans
+
+pytestmark = pytest.mark.backend("numpy")
+
+
+def token(op: str, seed: int, batch: int = 2) -> dict[str, np.ndarray]:
+    """A state and one token's arrays."""
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "linear_scan": {"state": (batch, 3), "a": (batch, 3), "b": (batch, 3)},
+        "selective_scan": {
+            "state": (batch, 4, 3), "u": (batch, 4), "delta": (batch, 4), "A": (4, 3), "B": (batch, 3), "C": (batch, 3),
+        },
+        "gdn2": {
+            "state": (batch, 2, 5, 3), "query": (batch, 2, 5), "key": (batch, 2, 5), "value": (batch, 2, 3),
+            "log_decay": (batch, 2), "erase": (batch, 2, 5),
+        },
+    }[op]  # fmt: skip
+    return {name: rng.random(shape) - (name == "log_decay") for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """How often a step found a plan."""
+    found: list[bool] = []
+    get = plans.Plans.get
+
+    def counted(self, key):
+        plan = get(self, key)
+        found.append(plan is not None)
+        return plan
+
+    monkeypatch.setattr(plans.Plans, "get", counted)
+    return found
+
+
+@pytest.mark.parametrize("op", BASE)
+def test_a_planned_step_is_the_same(op: str, built):
+    step = getattr(scanfield, op).step
+    for seed in range(3):
+        given = token(op, seed)
+        names = [name for name in given if name != "state"]
+        output, state = step(**given)
+        # One token of the whole scan, which knows no plans.
+        shared = ("A",) if op == "selective_scan" else ()
+        whole = {name: given[name] if name in shared else given[name][:, None] for name in names}
+        wanted = getattr(scanfield, op)(**whole, initial_state=given["state"])
+        np.testing.assert_allclose(output, wanted.output[:, 0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(state, wanted.final_state, rtol=1e-12, atol=1e-14)
+    assert built[1:] == [True, True]
+
+
+def test_one_array_in_two_places_first(built):
+    """What was one object in the first call may be two in the next."""
+    given = token("gdn2", 7, batch=3)
+    scanfield.gdn2.step(**{**given, "key": given["query"]})
+    output, state = scanfield.gdn2.step(**given)
+    fresh = {name: np.array(x[:1]) for name, x in given.items()}
+    alone_output, alone_state = scanfield.gdn2.step(**fresh)
+    assert built == [False, True, False]
+    assert np.array_equal(output[:1], alone_output)
+    assert np.array_equal(state[:1], alone_state)
+
+
+def test_options_that_are_equal_but_not_the_same():
+    given = token("gdn2", 1)
+    scanfield.gdn2.step(**given, qk_l2norm=False)
+    with pytest.raises(ArgumentError, match="qk_l2norm"):
+        scanfield.gdn2.step(**given, qk_l2norm=0)
+    assert plans.key_of([0.0]) != plans.key_of([-0.0])
+    assert plans.key_of([True]) is not None
+    assert plans.key_of([1]) is None
+    one, _ = scanfield.gdn2.step(**given, scale=1.0)
+    half, _ = scanfield.gdn2.step(**given, scale=0.5)
+    assert np.array_equal(half, one * 0.5)
+
+
+def test_normalised_keys_are_no_plan():
+    given = token("gdn2", 2)
+    first, _ = scanfield.gdn2.step(**given, qk_l2norm=True)
+    other = {**given, "query": given["query"] * 4}
+    np.testing.assert_allclose(scanfield.gdn2.step(**other, qk_l2norm=True)[0], first, rtol=1e-5)
+
+
+def test_errors_come_after_a_plan_too():
+    given = token("gdn2", 3)
+    scanfield.gdn2.step(**given)
+    with pytest.raises(ShapeError, match="value"):
+        scanfield.gdn2.step(**{**given, "value": given["value"][:, :1]})
+    with pytest.raises(DtypeError, match="value"):
+        scanfield.gdn2.step(**{**given, "value": given["value"].astype(int)})
+    with pytest.raises(ArgumentError, match="query"):
+        scanfield.gdn2.step(**{**given, "query": None})
+
+
+def test_a_plan_keeps_no_array_alive():
+    given = token("gdn2", 4, batch=5)
+    scanfield.gdn2.step(**given)
+    output, state = scanfield.gdn2.step(**given)
+    kept = [weakref.ref(x) for x in (*given.values(), output, state)]
+    del given, output, state
+    gc.collect()
+    assert not any(reference() is not None for reference in kept)
+
+
+def test_plans_do_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr(plans.Plans, "most", 2)
+    for batch in range(1, 6):
+        given = token("linear_scan", 5, batch=batch)
+        assert scanfield.linear_scan.step(**given)[0].shape == (batch, 3)
