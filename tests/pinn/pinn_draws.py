@@ -14,6 +14,11 @@ COMPLEX = {"float32": "complex64", "float64": "complex128"}
 KINDS = ("data", "pde", "operator", "robin", "periodic", "free")
 
 
+def kinds_for(library: Any) -> tuple[str, ...]:
+    """All kinds of terms; for JAX, which compiles for a second for each, the two that have everything."""
+    return ("operator", "free") if library.name == "jax" else KINDS
+
+
 def embedding(d: int, kind: str = "fourier") -> pinn.Embedding:
     if kind == "fourier":
         return pinn.FourierFeatures(d, 5, wavenumber=3.0, seed=1)

@@ -33,9 +33,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_squares_and_products_are_the_loss_and_its_gradient(library: Any, case: dict[str, Any]) -> None:
     network = draws.network(library, **case)
-    terms = draws.terms(
-        library, case["d"], kinds=("operator", "free") if library.name == "jax" else draws.KINDS
-    )
+    terms = draws.terms(library, case["d"], kinds=draws.kinds_for(library))
     r, J = (library.numpy(part) for part in pinn.jacobian(network, terms, wavenumber=GIVEN, chunk=256))
     found = pinn.loss_and_grad(network, terms, wavenumber=GIVEN)
     rows = 2 * 9 * len(terms)

@@ -69,7 +69,7 @@ def test_real_problem_of_a_real_field(library: Any) -> None:
 @pytest.mark.parametrize(("d", "activation"), list(zip([1, 2, 3, 2, 1], ACTIVATIONS, strict=True)))
 def test_gradients_are_those_of_differences(library: Any, d: int, activation: str) -> None:
     network = draws.network(library, d, activation=activation)
-    terms = draws.terms(library, d, kinds=("operator", "free") if library.name == "jax" else draws.KINDS)
+    terms = draws.terms(library, d, kinds=draws.kinds_for(library))
     report = pinn.check_gradients(
         network, terms, wavenumber=dict(draws.UNKNOWNS), points=library.name == "numpy"
     )
@@ -132,7 +132,7 @@ def test_chunks_change_nothing_but_rounding(library: Any) -> None:
 
 def test_the_same_call_twice_is_the_same_bit_for_bit(library: Any, dtype: str) -> None:
     network = draws.network(library, 2, dtype=dtype)
-    terms = draws.terms(library, 2, dtype=dtype)
+    terms = draws.terms(library, 2, dtype=dtype, kinds=draws.kinds_for(library))
     runs = [pinn.loss_and_grad(network, terms, wavenumber=dict(draws.UNKNOWNS)) for _ in range(2)]
     for name in runs[0].gradients:
         left, right = (library.raw(run.gradients[name]) for run in runs)
@@ -141,7 +141,7 @@ def test_the_same_call_twice_is_the_same_bit_for_bit(library: Any, dtype: str) -
 
 def test_no_dtype_leaks(library: Any, dtype: str) -> None:
     network = draws.network(library, 2, dtype=dtype)
-    terms = draws.terms(library, 2, dtype=dtype)
+    terms = draws.terms(library, 2, dtype=dtype, kinds=draws.kinds_for(library))
     found = pinn.loss_and_grad(network, terms, wavenumber=dict(draws.UNKNOWNS), points=True)
     for name, g in found.gradients.items():
         for array in itertools.chain(*g) if name == "points" else [g]:
