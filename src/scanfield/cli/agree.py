@@ -305,7 +305,7 @@ def _summary(record: Operation, arrays: Any, token: Any, options: Any, place: Pl
     return {"summary's transition": made.transition, "summary's state": made.state}
 
 
-def _relevance(record: Record, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
+def _relevance(record: Operation, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
     function = _function(record)
     linear = {name: array for name, array in arrays.items() if name != "z"}  # the gate is its block's
     shape = function(**linear, **options).output.shape
