@@ -209,14 +209,14 @@ def install_tools(session: nox.Session, groups: list[str]) -> None:
 
 
 def install_sources(session: nox.Session) -> None:
-    """Install two peers of which the tests read plain PyTorch files: without dependencies and without kernels.
+    """Install peers of which the tests read plain PyTorch files: without dependencies and without kernels.
 
-    What they depend on would bring Triton and a second torch. The kernels of mamba-ssm would need a CUDA compiler, and
+    What they depend on would bring Triton, torchvision and a second torch. The kernels of mamba-ssm would need a CUDA compiler, and
     without the second variable its build looks for a compiled wheel on the web.
     """
     no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
     alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
-    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", env=no_kernels)
+    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", env=no_kernels)
 
 
 def run_tests(session: nox.Session, library: str, *places: str) -> None:
