@@ -208,7 +208,7 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
     known = tuple(own.parameters)
     positional = tuple(name for name, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
-    needed = {name for name, p in own.parameters.items() if p.default is p.empty}
+    needed = tuple(name for name, p in own.parameters.items() if p.default is p.empty)
     defaults = {name: p.default for name, p in own.parameters.items() if p.default is not p.empty}
     kinds = tuple(name for name in known if name != "method")
     plans = Plans()
@@ -222,8 +222,8 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
         arguments = {**defaults, **dict(zip(by_position, args, strict=False)), **kwargs}
         if (
             len(args) > len(positional)
-            or not kwargs.keys().isdisjoint(by_position)
-            or not arguments.keys() >= needed
+            or any(name in kwargs for name in by_position)
+            or any(name not in arguments for name in needed)
         ):
             _check_binding(f"{record.name}.step", own, args, kwargs)
         method = arguments.pop("method")
