@@ -211,8 +211,8 @@ def install_tools(session: nox.Session, groups: list[str]) -> None:
 def install_sources(session: nox.Session) -> None:
     """Install peers of which the tests read plain PyTorch files: without dependencies and without kernels.
 
-    What they depend on would bring Triton, torchvision and a second torch. The kernels of mamba-ssm would need a CUDA compiler, and
-    without the second variable its build looks for a compiled wheel on the web.
+    What they depend on would bring Triton, torchvision and a second torch. The kernels of mamba-ssm would need a CUDA
+    compiler, and without the second variable its build looks for a compiled wheel on the web.
     """
     no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
     alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
