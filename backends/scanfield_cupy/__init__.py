@@ -1,0 +1,20 @@
+"""CuPy arrays on CUDA devices: kernels written in CUDA C++, compiled for the card at their first use."""
+
+from scanfield.dispatch import Candidate, Manifest
+
+MANIFEST = Manifest(
+    library="cupy",
+    requires="cupy",
+    install="pip install 'scanfield[cupy-cuda13]' (or cupy-cuda12)",
+    candidates=(
+        Candidate(
+            name="cupy.rawkernel",
+            operations=("linear_scan",),
+            device="cuda",
+            target="scanfield_cupy.implementations:implementation",
+            requires=("cupy",),
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            note="compiled on the first call of each operation and dtype",
+        ),
+    ),
+)
