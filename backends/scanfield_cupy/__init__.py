@@ -9,7 +9,7 @@ MANIFEST = Manifest(
     candidates=(
         Candidate(
             name="cupy.rawkernel",
-            operations=("linear_scan",),
+            operations=("linear_scan", "selective_scan"),
             device="cuda",
             target="scanfield_cupy.implementations:implementation",
             requires=("cupy",),

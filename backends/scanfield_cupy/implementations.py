@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from scanfield_cupy.linear import Linear
+from scanfield_cupy.selective import Selective
 
-_CLASSES: dict[str, Any] = {"linear_scan": Linear}
+_CLASSES: dict[str, Any] = {"linear_scan": Linear, "selective_scan": Selective}
 
 
 def implementation(operation: str) -> Any:

@@ -106,3 +106,14 @@ def reduced(gradient: Array | None, shape: tuple[int, ...]) -> Array | None:
         return gradient
     axes = tuple(i for i, (n, m) in enumerate(zip(gradient.shape, shape, strict=True)) if n != m)
     return gradient.sum(axis=axes, keepdims=True)
+
+
+def copies(arrays: dict[str, Array | None], stored: str) -> tuple[str, ...]:
+    """For ``explain``: which of these arrays are copied to another dtype before a kernel reads them as they lie."""
+    given = {name: x for name, x in arrays.items() if x is not None}
+    copied = [name for name, x in given.items() if dtype_name(x.dtype) != stored]
+    if not copied:
+        return (f"cupy.rawkernel reads {', '.join(given)} as they lie: no copy",)
+    return (
+        f"cupy.rawkernel copies {', '.join(copied)} to {stored} first, the one dtype of {', '.join(given)}",
+    )

@@ -16,6 +16,7 @@ from scanfield_cupy.layout import (
     carried,
     common_dtype,
     contiguous,
+    copies,
     dtype,
     reason_against,
     reduced,
@@ -41,15 +42,8 @@ class Linear:
 
     def notes(self, call: Call) -> tuple[str, ...]:
         """What is copied before a kernel runs."""
-        plan = _plan(call)
-        copied = [
-            name for name, x in zip("ab", call.arrays, strict=False) if dtype_name(x.dtype) != plan.stored
-        ]
-        if not copied:
-            return ("cupy.rawkernel reads a and b as they lie: no copy",)
-        return (
-            f"cupy.rawkernel copies {' and '.join(copied)} to {plan.stored} first, as a and b differ in dtype",
-        )
+        a, b, _, _ = call.arrays
+        return copies({"a": a, "b": b}, _plan(call).stored)
 
     def forward(self, call: Call) -> tuple[Array, Array]:
         """Output and final state."""

@@ -57,10 +57,17 @@ def sanitizer_environment() -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": os.path.realpath(found.stdout.strip()), "ASAN_OPTIONS": options}
 
 
+def _plain_environment() -> dict[str, str]:
+    """For g++: a sanitizer that this process has would slow it too."""
+    return {name: x for name, x in os.environ.items() if name != "LD_PRELOAD"}
+
+
 def names_of(code: str) -> list[str]:
     """The kernels of a source: macros are expanded first, as they may make kernels."""
     command = ["g++", "-E", "-P", "-x", "c++", "-DSCANFIELD_EMULATED", "-D__launch_bounds__(...)=", "-"]
-    made = subprocess.run(command, input=code, capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        command, input=code, capture_output=True, text=True, check=True, env=_plain_environment()
+    )
     return re.findall(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(', made.stdout)
 
 
@@ -77,8 +84,9 @@ def compile_source(code: str, options: Sequence[str] = OPTIONS) -> Path:
         made = Path(scratch) / "kernels.so"
         command = ["g++", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
         done = subprocess.run(
-            [*command, *options, str(source), "-o", str(made)], capture_output=True, text=True, check=False
-        )
+            [*command, *options, str(source), "-o", str(made)], capture_output=True, text=True, check=False,
+            env=_plain_environment(),
+        )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"g++ refuses the kernels:\n{done.stderr[:4000]}")
         made.replace(target)  # in one step: another process may be looking

@@ -164,3 +164,59 @@ __device__ __forceinline__ Sequence sequence_at(const i64* bounds, i64 index, i6
 __device__ __forceinline__ i64 saved_at(const i64* bounds, Sequence sequence, i64 index, i64 time, i64 chunk) {
     return bounds ? sequence.first / chunk + index : index * ((time + chunk - 1) / chunk);
 }
+
+// ---- elementary functions, by type ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exponential(float x) { return expf(x); }
+__device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
+__device__ __forceinline__ double power_of_2(double x) { return exp2(x); }
+__device__ __forceinline__ float log_1_plus(float x) { return log1pf(x); }
+__device__ __forceinline__ double log_1_plus(double x) { return log1p(x); }
+
+// 1 / (1 + exp(-x)) and log(1 + exp(x)), without overflow and exact at both ends.
+template <class R>
+__device__ __forceinline__ R sigmoid(R x) {
+    return exponential(x < 0 ? x : (x == x ? R(0) : x)) / (1 + exponential(-magnitude(x)));
+}
+template <class R>
+__device__ __forceinline__ R softplus(R x) {
+    return (x > 0 ? x : R(0)) + log_1_plus(exponential(-magnitude(x)));
+}
+
+// ---- a warp's sums --------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float from_lane(float x, int turned) { return __shfl_xor_sync(0xffffffffu, x, turned); }
+__device__ __forceinline__ double from_lane(double x, int turned) { return __shfl_xor_sync(0xffffffffu, x, turned); }
+template <class R>
+__device__ __forceinline__ Complex<R> from_lane(Complex<R> x, int turned) {
+    return {from_lane(x.re, turned), from_lane(x.im, turned)};
+}
+
+// Sums `values` over the LANES lanes next to each other (a power of 2), each sum in some lane: halves are exchanged, so
+// that COUNT sums cost about COUNT shuffles. Afterwards lane l holds the sums `first` to `first` + left - 1 in values[0..];
+// where there are more lanes than sums, several hold the same.
+template <int LANES, int COUNT, class T>
+struct SumOverLanes {
+    static __device__ __forceinline__ void run(T* values, int lane, int& first) {
+        if (COUNT > 1) {
+            enum { HALF = COUNT / 2 > 0 ? COUNT / 2 : 1 };
+            const bool upper = lane & (LANES / 2);
+#pragma unroll
+            for (int i = 0; i < HALF; ++i) {
+                const T sent = upper ? values[i] : values[HALF + i];
+                const T kept = upper ? values[HALF + i] : values[i];
+                values[i] = kept + from_lane(sent, LANES / 2);
+            }
+            first += upper ? HALF : 0;
+            SumOverLanes<LANES / 2, HALF, T>::run(values, lane, first);
+        } else {
+            values[0] = values[0] + from_lane(values[0], LANES / 2);
+            SumOverLanes<LANES / 2, 1, T>::run(values, lane, first);
+        }
+    }
+};
+template <int COUNT, class T>
+struct SumOverLanes<1, COUNT, T> {
+    static __device__ __forceinline__ void run(T*, int, int&) {}
+};

@@ -305,26 +305,26 @@ __device__ __forceinline__ void backward(
 #define COMMON                                                                                                         \
     const STORED *a, i64 a_row, i64 a_time, i64 a_lane, const STORED *b, i64 b_row, i64 b_time, i64 b_lane
 #define KERNELS(LANES)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) summary_##LANES(                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) summary_##LANES(                                             \
         COMMON, const T* initial, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks,              \
         i64 segment_tokens, i64 segments, T* products, T* states, int* wild) {                                         \
         summary<LANES, false>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, nullptr, initial, bounds, sequences, \
                               time, width, lane_blocks, segment_tokens, segments, products, states, wild);             \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) summary_back_##LANES(                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) summary_back_##LANES(                                        \
         COMMON, const T* d_output, const T* d_final, const i64* bounds, i64 sequences, i64 time, i64 width,            \
         i64 lane_blocks, i64 segment_tokens, i64 segments, T* products, T* states, int* wild) {                        \
         summary<LANES, true>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, d_output, d_final, bounds, sequences, \
                              time, width, lane_blocks, segment_tokens, segments, products, states, wild);              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) forward_##LANES(                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) forward_##LANES(                                             \
         COMMON, const T* initial, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks,              \
         i64 segment_tokens, i64 segments, const T* products, const T* states, const int* wild, STORED* output,         \
         T* final, T* starts) {                                                                                         \
         forward<LANES>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, initial, bounds, sequences, time, width,    \
                        lane_blocks, segment_tokens, segments, products, states, wild, output, final, starts);          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) backward_##LANES(                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) backward_##LANES(                                            \
         COMMON, const T* starts, const T* d_output, const T* d_final, const i64* bounds, i64 sequences, i64 time,      \
         i64 width, i64 lane_blocks, i64 segment_tokens, i64 segments, const T* products, const T* states,              \
         const int* wild, T* d_a, T* d_b, T* d_state) {                                                                 \
