@@ -9,7 +9,7 @@ MANIFEST = Manifest(
     candidates=(
         Candidate(
             name="cupy.rawkernel",
-            operations=("linear_scan", "selective_scan"),
+            operations=("linear_scan", "selective_scan", "gdn2"),
             device="cuda",
             target="scanfield_cupy.implementations:implementation",
             requires=("cupy",),

@@ -27,12 +27,14 @@ from scanfield_cupy.layout import (
 from scanfield_cupy.modules import MOST_ROWS, STORED, launch
 
 _THREADS = 128
+# Tokens between two saved states.
+_CHUNK = 32
 # By the bytes of a state: how many of a channel's states a thread holds, and how many threads share a channel. The first
 # that holds them all is taken.
 _PARTS = {
     4: ((4, 1), (4, 4), (8, 8), (8, 32)),
-    8: ((2, 2), (4, 4), (4, 16), (8, 32)),
-    16: ((2, 2), (2, 8), (2, 32), (4, 32)),
+    8: ((2, 2), (4, 4), (4, 16), (4, 32)),
+    16: ((2, 2), (2, 8), (2, 32)),
 }
 # A sequence is cut into segments where fewer blocks than this would run; a segment has at least so many chunks, and there
 # are at most so many. By the shapes alone, so that the grouping of sums depends on nothing else.
@@ -187,18 +189,12 @@ class _Plan(NamedTuple):
         """Bytes of shared memory, as the kernels lay it out."""
         state: int = dtype(self.carry).itemsize
         real = state // 2 if self.carry in COMPLEX else state
-        tile, chunk = _tile(self.part, state)
+        tile = min(8, 32 // (self.part * state // 4))
         width = self.part * self.share
         numbers = 2 * max(tile, self.lanes) * width
         if backward:
-            numbers += chunk // tile * self.part * _THREADS + _THREADS // 32 * tile * 2 * width
+            numbers += _CHUNK // tile * self.part * _THREADS + _THREADS // 32 * tile * 2 * width
         return numbers * state + (6 if backward else 3) * tile * self.lanes * real
-
-
-def _tile(part: int, size: int) -> tuple[int, int]:
-    """Tokens of a tile and of a chunk, as the kernels have them."""
-    tile = min(8, 32 // (part * size // 4))
-    return tile, 32 if tile >= 4 else 8
 
 
 def _state_dtype(call: Call) -> Any:
@@ -225,10 +221,9 @@ def _plan(call: Call) -> _Plan:
     sequences = sequences_of(bounds, batch)
     lanes = _THREADS // share
     blocks = max(1, channels // max(1, unit) * -(-unit // lanes) * sequences)
-    chunk = _tile(part, carry.itemsize)[1]
-    chunks = -(-time // chunk)
+    chunks = -(-time // _CHUNK)
     segments = max(1, min(_BLOCKS // blocks, chunks // _CHUNKS, _SEGMENTS))
-    tokens = max(1, -(-chunks // segments)) * chunk
+    tokens = max(1, -(-chunks // segments)) * _CHUNK
     return _Plan(
         sequences, time, channels, states, common_dtype((u, delta, z), call.compute),
         common_dtype((B, C), carry.name), carry.name, part, share, max(1, unit), tokens, max(1, -(-time // tokens)),
@@ -296,8 +291,7 @@ def _forward(call: Call, keep: bool) -> tuple[Array, Array, Array | None]:
     with u.device:
         output = cupy.empty(u.shape, dtype(plan.stored))
         final = cupy.empty((plan.sequences, channels, plan.states), carry)
-        chunk = _tile(plan.part, carry.itemsize)[1]
-        count = saved_states(bounds, plan.sequences, time, chunk) if keep else 0
+        count = saved_states(bounds, plan.sequences, time, _CHUNK) if keep else 0
         starts = cupy.empty((count, channels, plan.states), carry) if keep else None
         if 0 in (batch, time, channels, plan.sequences):
             output[...] = 0

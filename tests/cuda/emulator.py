@@ -62,9 +62,10 @@ def _plain_environment() -> dict[str, str]:
     return {name: x for name, x in os.environ.items() if name != "LD_PRELOAD"}
 
 
-def names_of(code: str) -> list[str]:
+def names_of(code: str, options: Sequence[str]) -> list[str]:
     """The kernels of a source: macros are expanded first, as they may make kernels."""
-    command = ["g++", "-E", "-P", "-x", "c++", "-DSCANFIELD_EMULATED", "-D__launch_bounds__(...)=", "-"]
+    command = ["g++", "-E", "-P", "-x", "c++", "-DSCANFIELD_EMULATED", "-D__launch_bounds__(...)="]
+    command += [*(x for x in options if x.startswith("-D")), "-"]
     made = subprocess.run(
         command, input=code, capture_output=True, text=True, check=True, env=_plain_environment()
     )
@@ -77,7 +78,7 @@ def compile_source(code: str, options: Sequence[str] = OPTIONS) -> Path:
     target = folder() / f"{hashlib.sha256(whole).hexdigest()[:20]}.so"
     if target.exists():
         return target
-    exports = "\n".join(f"SCANFIELD_EMULATOR_EXPORT({name})" for name in names_of(code))
+    exports = "\n".join(f"SCANFIELD_EMULATOR_EXPORT({name})" for name in names_of(code, options))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         source = Path(scratch) / "kernels.cpp"
         source.write_text(f'#include "{HEADER}"\n{code}\n{exports}\n')

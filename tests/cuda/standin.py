@@ -38,6 +38,10 @@ class Device:
     def __init__(self, number: int | None = None) -> None:
         self.id = self._current[-1] if number is None else number
 
+    @property
+    def attributes(self) -> dict[str, int]:
+        return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
+
     def __enter__(self) -> Device:
         self._current.append(self.id)
         return self

@@ -35,7 +35,7 @@ print("nothing found in", len(standin.LAUNCHES), "launches")
 """
 
 
-@pytest.mark.parametrize("op", ["linear_scan", "selective_scan"])
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
 def test_kernels_under_the_sanitizers(op: str):
     here = Path(__file__).parent
     done = subprocess.run(

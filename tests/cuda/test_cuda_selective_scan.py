@@ -183,7 +183,7 @@ def test_nothing_is_launched_on_nothing(card, sizes: tuple[int, int, int]):
 def test_state_sizes_beyond_the_kernels_are_declined_by_name(card):
     arrays = card.arrays(draw(6, 2, 300))
     told = str(scanfield.explain(scanfield.selective_scan, **arrays))
-    assert "300 states of a channel, kernels hold 256" in told
+    assert "300 states of a channel, kernels hold 128" in told
     with pytest.raises(scanfield.BackendError, match="300 states"):
         scanfield.selective_scan(**arrays, method=METHOD)
     assert scanfield.selective_scan(**arrays).output.shape == (2, 6, 2)

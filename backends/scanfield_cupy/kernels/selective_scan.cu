@@ -33,7 +33,7 @@ enum {
     WORDS = sizeof(T) / 4,
     FITS = 32 / (PART * WORDS),  // tokens whose states and decays a thread's registers hold
     TILE = FITS > 8 ? 8 : FITS,
-    CHUNK = TILE >= 4 ? 32 : 8,  // tokens between two saved states
+    CHUNK = 32,  // tokens between two saved states
     TILES = CHUNK / TILE,
     NEIGHBOURS = 32 / SHARE,  // channels of a warp: lane = channel + NEIGHBOURS * (place of the thread in the channel)
     WARPS = THREADS / 32,
