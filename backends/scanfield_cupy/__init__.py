@@ -18,3 +18,23 @@ MANIFEST = Manifest(
         ),
     ),
 )
+
+# CUDA tensors of PyTorch on the same kernels.
+TORCH = Manifest(
+    library="torch",
+    requires="torch",
+    install="pip install 'scanfield[torch,cupy-cuda13]' (or cupy-cuda12)",
+    candidates=(
+        Candidate(
+            name="torch.cuda",
+            operations=("linear_scan", "selective_scan", "gdn2"),
+            device="cuda",
+            target="scanfield_cupy.torch_bridge:implementation",
+            requires=("torch", "cupy"),
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            transforms=frozenset({"grad", "double grad"}),
+            note="the kernels for CuPy arrays on torch's device, stream and memory; by name until it was timed on a card",
+            default=False,
+        ),
+    ),
+)

@@ -79,6 +79,23 @@ def cases() -> list[Case]:
                     SHARE=str(share),
                 )
             )
+    forward = {
+        4: ((4, 4, 4), (8, 8, 4), (8, 16, 4), (8, 32, 4)),
+        8: ((4, 4, 2), (8, 8, 2), (8, 16, 2), (8, 32, 2)),
+    }
+    backward = {
+        4: ((4, 4, 4), (4, 16, 4), (4, 32, 4), (8, 32, 2)),
+        8: ((4, 4, 2), (4, 16, 2), (4, 32, 2), (8, 32, 1)),
+    }
+    for stored, size in (("float", 4), ("bfloat16", 4), ("float16", 4), ("double", 8)):
+        for back, table in enumerate((forward, backward)):
+            for part, share, cols in table[size] if stored in ("float", "double") else table[size][2:3]:
+                made.append(
+                    case(
+                        "gated_delta.cu", STORED=stored, PART=str(part), SHARE=str(share), COLS=str(cols), WHOLE="1",
+                        BACKWARD=str(back),
+                    )
+                )  # fmt: skip
     return made
 
 
@@ -87,7 +104,8 @@ def representative() -> list[Case]:
     first: dict[tuple[str, str], Case] = {}
     for each in cases():
         macros = dict(each.macros)
-        first.setdefault((each.file, macros.get("STATE", macros.get("STORED", ""))), each)
+        kind = macros.get("STATE", macros.get("STORED", "")) + macros.get("BACKWARD", "")
+        first.setdefault((each.file, kind), each)
     return list(first.values())
 
 

@@ -24,8 +24,8 @@ HEADER = Path(__file__).with_name("emulator.h")
 OPTIONS = ("-O1", "-g0")
 # A read past an array or of shared memory past its end, a shift too far: the process ends with a report.
 SANITIZED = (
-    "-O1",
-    "-g",
+    "-O0",
+    "-g1",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",

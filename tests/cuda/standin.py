@@ -28,6 +28,7 @@ class Launch(NamedTuple):
 
 
 LAUNCHES: list[Launch] = []
+_ALLOCATORS: list[Any] = [None]
 
 
 class Device:
@@ -121,6 +122,12 @@ class ndarray:
         raise TypeError(
             "Implicit conversion to a NumPy array is not allowed. Please use `.get()`"
         )  # CuPy's words
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self.host.__dlpack__()
+
+    def __dlpack_device__(self) -> Any:
+        return self.host.__dlpack_device__()
 
     def get(self) -> np.ndarray:
         TRANSFERS["to host"] += 1
@@ -232,12 +239,30 @@ def _array(x: Any, dtype: Any = None, copy: bool = True, **ignored: Any) -> ndar
 
 def _empty(shape: Any, dtype: Any = float, **ignored: Any) -> ndarray:
     made = np.empty(shape, dtype)
+    if _ALLOCATORS[-1] is not None and made.nbytes:
+        _ALLOCATORS[-1](made.nbytes, Device().id)
     made.reshape(-1).view(np.uint8)[...] = 0xFF
     return ndarray(made)
 
 
 def _asnumpy(x: Any, **ignored: Any) -> np.ndarray:
     return x.get() if isinstance(x, ndarray) else np.asarray(x)
+
+
+class PythonFunctionAllocator:
+    """Memory by another library's functions; what they return is not used here, that they are asked is what counts."""
+
+    def __init__(self, malloc: Any, free: Any) -> None:
+        self.malloc = malloc
+
+
+@contextmanager
+def _using_allocator(allocator: Any) -> Iterator[None]:
+    _ALLOCATORS.append(allocator)
+    try:
+        yield
+    finally:
+        _ALLOCATORS.pop()
 
 
 class _CuPy(types.ModuleType):
@@ -268,6 +293,7 @@ def make() -> types.ModuleType:
         "empty": _empty,
         "empty_like": lambda x, dtype=None, **ignored: _empty(x.shape, dtype or x.dtype),
         "asnumpy": _asnumpy,
+        "from_dlpack": lambda x: ndarray(np.from_dlpack(x)),
     }
 
     class CUDARuntimeError(RuntimeError):
@@ -281,6 +307,7 @@ def make() -> types.ModuleType:
         runtimeGetVersion=lambda: 13000,
     )
     cuda.__dict__.update(Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: True)
+    cuda.PythonFunctionAllocator, cuda.using_allocator = PythonFunctionAllocator, _using_allocator
     cuda.get_current_stream = lambda: Stream(Stream._current[-1])
     cuda.__path__ = []
     cuda.device = types.ModuleType("cupy.cuda.device")
