@@ -234,7 +234,6 @@ def _run(plan: _Plan, kernel: str, heads: int, arguments: tuple[Any, ...]) -> No
             "PART": str(plan.part),
             "SHARE": str(plan.share),
             "COLS": str(plan.cols),
-            "WHOLE": str(int(plan.part * plan.share == plan.K)),
             "BACKWARD": str(int(plan.backward)),
         },
         kernel,

@@ -92,21 +92,26 @@ def cases() -> list[Case]:
             for part, share, cols in table[size] if stored in ("float", "double") else table[size][2:3]:
                 made.append(
                     case(
-                        "gated_delta.cu", STORED=stored, PART=str(part), SHARE=str(share), COLS=str(cols), WHOLE="1",
+                        "gated_delta.cu", STORED=stored, PART=str(part), SHARE=str(share), COLS=str(cols),
                         BACKWARD=str(back),
                     )
                 )  # fmt: skip
     return made
 
 
+def _kind(each: Case) -> tuple[str, str]:
+    macros = dict(each.macros)
+    return each.file, macros.get("STATE", macros.get("STORED", "")) + macros.get("BACKWARD", "")
+
+
 def representative() -> list[Case]:
-    """The first module of each file and type of state."""
-    first: dict[tuple[str, str], Case] = {}
-    for each in cases():
-        macros = dict(each.macros)
-        kind = macros.get("STATE", macros.get("STORED", "")) + macros.get("BACKWARD", "")
-        first.setdefault((each.file, kind), each)
-    return list(first.values())
+    """The smallest module of each file and kind of number."""
+    return list({_kind(each): each for each in reversed(cases())}.values())[::-1]
+
+
+def demanding() -> list[Case]:
+    """The largest module of each file and kind of number: those that run out of registers first."""
+    return list({_kind(each): each for each in cases()}.values())
 
 
 @cache

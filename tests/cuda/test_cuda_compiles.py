@@ -11,7 +11,9 @@ import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 ALL = compiling.cases()
-SOME = compiling.representative()
+# The script of compiling.py compiles all of them; here, in minutes, the smallest and the largest of each kind.
+SMALL = compiling.representative()
+LARGE = [case for case in compiling.demanding() if case not in SMALL]
 
 needs_nvrtc = pytest.mark.skipif(
     compiling.nvrtc() is None, reason="needs NVIDIA's run-time compiler: pip install nvidia-cuda-nvrtc"
@@ -40,7 +42,7 @@ def documented() -> dict[str, dict[str, int]]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", [*SMALL, *LARGE], ids=str)
 def test_nvrtc_for_hopper_at_the_documented_cost(case: compiling.Case):
     size, said = compiling.with_nvrtc(case, "sm_90")
     assert size > 1000
@@ -52,14 +54,14 @@ def test_nvrtc_for_hopper_at_the_documented_cost(case: compiling.Case):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_nvrtc_for_other_cards(case: compiling.Case, architecture: str):
-    check(case, compiling.with_nvrtc(case, architecture)[1])
+@pytest.mark.parametrize(("number", "case"), list(enumerate([*SMALL[::2], *LARGE])), ids=str)
+def test_nvrtc_for_other_cards(number: int, case: compiling.Case):
+    """Older and newer ones in turns."""
+    check(case, compiling.with_nvrtc(case, ("sm_80", "sm_100")[number % 2])[1])
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, of NVIDIA's toolkit")
-@pytest.mark.parametrize("case", SOME[::3], ids=str)
+@pytest.mark.parametrize("case", SMALL[::5], ids=str)
 def test_nvcc(case: compiling.Case):
     for architecture in compiling.ARCHITECTURES:
         check(case, compiling.with_nvcc(case, architecture))

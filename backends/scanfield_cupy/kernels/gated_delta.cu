@@ -18,8 +18,9 @@
 // order: no atomics, the same bits on every call.
 //
 // Reference: Gated DeltaNet-2, arXiv 2605.22791, equations 5 to 8.
-// Compiled once for each STORED (the type of q, k, v and the gates in memory), PART, SHARE, COLS, BACKWARD (0 or 1: which
-// kernel) and WHOLE (1: the K rows are PART * SHARE, so that none has to be guarded).
+// Compiled once for each STORED (the type of q, k, v and the gates in memory), PART, SHARE, COLS and BACKWARD (0 or 1: which
+// kernel). Rows past the last one are guarded even where there is none: without a guard the compiler moves so many loads
+// forward that registers run out.
 
 #define THREADS 128
 
@@ -65,7 +66,7 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ bool row_exists(int n, i64 K) { return WHOLE || n < K; }
+__device__ __forceinline__ bool row_exists(int n, i64 K) { return n < K; }
 
 // Of a tile: vectors over the rows, and over the block's columns.
 struct Shared {
