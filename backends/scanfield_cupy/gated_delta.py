@@ -19,6 +19,7 @@ from scanfield_cupy.layout import (
     reason_against,
     saved_states,
     sequences_of,
+    shared_memory,
     steps,
 )
 from scanfield_cupy.modules import MOST_ROWS, STORED, launch
@@ -55,7 +56,7 @@ class GatedDelta:
             return f"K = {K}, kernels hold 256 rows of a state"
         if verb in ("save", "backward"):
             need = _plan(call, backward=True).shared(size)
-            have = cupy.cuda.Device(query.device.id).attributes["MaxSharedMemoryPerBlockOptin"]
+            have = shared_memory(query.device.id)
             if need > have:
                 return f"backward for K = {K} needs {need} bytes of shared memory, this card gives a block {have}"
         return None
@@ -195,7 +196,7 @@ class _Plan(NamedTuple):
         """Bytes of shared memory, as the kernels lay it out."""
         rows = self.part * self.share
         if not self.backward:
-            return size * _TILE * (4 * rows + 2 * self.columns + 1)
+            return size * _TILE * (4 * rows + 3 * self.columns + 1)
         numbers = _MIDDLE * (4 * rows + 3 * self.columns + 1)
         numbers += _CHUNK // _MIDDLE * self.part * self.cols * _THREADS
         return size * (numbers + _THREADS // 32 * _HISTORY * 4 * rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import cupy
@@ -81,9 +81,17 @@ def bounds_of(cu_seqlens: Any) -> Array | None:
     return contiguous(cu_seqlens, "int64")
 
 
+@cache
+def shared_memory(device: int) -> int:
+    """Bytes that a block may have on a device."""
+    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
 @lru_cache(16)  # the layers of a model ask for the same pack one after the other
 def _uploaded(device: int, bounds: tuple[int, ...]) -> Array:
-    return cupy.asarray(numpy.asarray(bounds, numpy.int64))
+    made = cupy.asarray(numpy.asarray(bounds, numpy.int64))
+    cupy.cuda.get_current_stream().synchronize()  # another stream may be the next to ask
+    return made
 
 
 def sequences_of(cu_seqlens: Any, batch: int) -> int:

@@ -28,6 +28,8 @@ from scanfield_cupy.modules import MOST_ROWS, STORED, THREADS, launch
 
 # Lanes that a block takes side by side, as the kernels are compiled.
 _LANES = (1, 8, 32)
+# Tokens of a thread's run, as the kernels have them.
+_TOKENS = {"float32": 8, "float64": 8, "complex64": 4, "complex128": 2}
 # A sequence is cut into segments where fewer blocks than this would run; a segment has at least so many tiles, and there
 # are at most so many. By the shapes alone, so that the grouping of sums depends on nothing else.
 _BLOCKS, _TILES, _SEGMENTS = 528, 4, 128
@@ -38,7 +40,14 @@ class Linear:
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Dtypes that no kernel takes, and cards that none is written for."""
-        return reason_against(call)
+        reason = reason_against(call)
+        if reason is not None:
+            return reason
+        plan = _plan(call)
+        blocks = plan.lane_blocks * plan.segments
+        return (
+            f"{plan.shape[2]} lanes take {blocks} blocks, more than a grid has" if blocks >= 2**31 else None
+        )
 
     def notes(self, call: Call) -> tuple[str, ...]:
         """What is copied before a kernel runs."""
@@ -144,7 +153,7 @@ def _plan(call: Call) -> _Plan:
     stored = common_dtype((a, b), carry)
     sequences = sequences_of(bounds, batch)
     lanes = next((n for n in _LANES if n >= width), _LANES[-1])
-    tile = THREADS // lanes * (2 if numpy.dtype(carry).itemsize > 8 else 8)
+    tile = THREADS // lanes * _TOKENS[carry]
     tiles = -(-time // tile)
     side_by_side = max(1, -(-width // lanes) * sequences)
     segments = max(1, min(_BLOCKS // side_by_side, tiles // _TILES, _SEGMENTS))

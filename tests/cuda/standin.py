@@ -72,6 +72,9 @@ class Stream:
     def from_external(cls, stream: Any) -> Stream:
         return cls(stream)
 
+    def synchronize(self) -> None:
+        """Everything has run already."""
+
     def __enter__(self) -> Stream:
         self._current.append(self.external)
         return self

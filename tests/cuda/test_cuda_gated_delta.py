@@ -185,10 +185,12 @@ def test_more_sequences_than_a_grid_has_rows(card, monkeypatch):
 
 
 def test_what_a_card_or_the_kernels_cannot_hold_is_declined_by_name(card, monkeypatch):
+    from scanfield_cupy import gated_delta
+
     arrays = card.arrays(draw(3, 300, 2))
     with pytest.raises(scanfield.BackendError, match="K = 300, kernels hold 256 rows"):
         scanfield.gdn2(**arrays, method=METHOD)
-    monkeypatch.setattr(standin.emulator, "SHARED_AT_MOST", 99 * 1024)  # of a card for games
+    monkeypatch.setattr(gated_delta, "shared_memory", lambda device: 99 * 1024)  # of a card for games
     told = str(scanfield.explain(scanfield.gdn2, **card.arrays(draw(3, 256, 2))))
     assert "of shared memory, this card gives a block 101376" in told
     small = scanfield.explain(scanfield.gdn2, **card.arrays(draw(3, 128, 2), "float32"))

@@ -196,6 +196,16 @@ def test_rocm_is_declined(card, monkeypatch):
     assert scanfield.linear_scan(a, a).output.shape == (1, 4, 1)
 
 
+def test_more_lanes_than_a_grid_has_blocks_are_declined(card):
+    wide = card.cupy.broadcast_to(card.cupy.ones((1, 1, 1), "float32"), (1, 2, 2**37))
+    from scanfield.dispatch import Call, implementation
+
+    reason = implementation("linear_scan", METHOD).declines(
+        Call("linear_scan", (wide, wide, None, None), (None,), "float32"), "forward"
+    )
+    assert reason is not None and "more than a grid has" in reason
+
+
 def test_the_arrays_device_is_the_current_one(card):
     import cupy
 

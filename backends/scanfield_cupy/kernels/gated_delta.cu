@@ -72,6 +72,7 @@ __device__ __forceinline__ bool row_exists(int n, i64 K) { return n < K; }
 struct Shared {
     T *decay, *e, *q, *k;  // (TILE, ROWS)
     T *y, *output;         // (TILE, COLUMNS): w v or the update; output, or backward the gradient of the update
+    T* update;             // (TILE, COLUMNS), forward
     T* qk;                 // (TILE)
     T *d_output, *middle, *sums;
     __device__ __forceinline__ Shared(unsigned char* memory, int tokens, bool backward) {
@@ -83,6 +84,7 @@ struct Shared {
         y = next, next += tokens * COLUMNS;
         output = next, next += tokens * COLUMNS;
         qk = next, next += tokens;
+        update = next;
         if (backward) {
             d_output = next, next += tokens * COLUMNS;
             middle = next, next += CHUNK / MIDDLE * PART * COLS * THREADS;  // (CHUNK / MIDDLE, PART * COLS, THREADS)
@@ -214,7 +216,7 @@ __device__ __forceinline__ void forward(const Inputs& x, const T* initial, const
                     }
                     if (place.share == 0) {
                         shared.output[at] = o;
-                        if (updates) shared.y[at] = up;
+                        if (updates) shared.update[at] = up;
                     }
                 }
             }
@@ -224,7 +226,7 @@ __device__ __forceinline__ void forward(const Inputs& x, const T* initial, const
                 if (v >= sizes.V) continue;
                 const i64 at = ((sequence.row * sizes.time + t) * sizes.vheads + place.head) * sizes.V + v;
                 store(output + at, shared.output[i]);
-                if (updates) updates[at] = shared.y[i];
+                if (updates) updates[at] = shared.update[i];
             }
             __syncthreads();
         }

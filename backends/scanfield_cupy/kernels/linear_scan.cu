@@ -21,7 +21,7 @@
 typedef Carry<STORED>::type T;
 
 // Tokens of a thread's run: so many that the registers hold a, b and the gradient.
-enum { TOKENS = sizeof(T) > 8 ? 2 : 8 };
+enum { TOKENS = sizeof(T) > 8 ? 2 : sizeof(T) > sizeof(Real<T>::type) ? 4 : 8 };
 
 struct Map {
     T product, state;
