@@ -222,8 +222,10 @@ def _wrap_function(function: Any) -> Any:
         kwargs.pop("device", None)
         if kwargs.get("stream", 0) is None:
             del kwargs["stream"]
+        first = next((x for x in args if isinstance(x, ndarray)), None)
         with np.errstate(all="ignore"):
-            return wrapped(function(*unwrapped(args), **{k: unwrapped(x) for k, x in kwargs.items()}))
+            found = function(*unwrapped(args), **{k: unwrapped(x) for k, x in kwargs.items()})
+        return wrapped(found, None if first is None else first.device)  # a view stays where its array is
 
     call.__name__ = getattr(function, "__name__", "function")
     return call
