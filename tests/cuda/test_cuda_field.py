@@ -156,6 +156,29 @@ def test_f050_to_f052_views_are_bitwise_their_copies(card):
             assert same_bits(card.raw(got[name]), card.raw(want[name])), (function, name)
 
 
+@pytest.mark.parametrize("value", [np.nan, 1e200, np.inf])
+@pytest.mark.parametrize("at", [5, 70, 300, 590])
+def test_what_comes_later_changes_no_bit_before(card, at: int, value: float):
+    """In a tile and in a segment that must be walked token by token, what lies before the token is as it was."""
+    rng = np.random.default_rng(at)
+    linear = {"a": rng.random((1, 600, 40)), "b": rng.random((1, 600, 40))}
+    mamba = {name: rng.random((1, 600, 4)) for name in ("u", "delta")} | {"A": -rng.random((4, 3))}
+    mamba |= {name: rng.random((1, 600, 3)) for name in ("B", "C")}
+    delta = {name: rng.random((1, 600, 1, 3)) / 2 for name in ("query", "key", "value")}
+    delta["log_decay"] = -rng.random((1, 600, 1))
+    for function, data, gate in (
+        (scanfield.linear_scan, linear, "a"),
+        (scanfield.selective_scan, mamba, "delta"),
+        (scanfield.gdn2, delta, "log_decay"),
+    ):
+        standin.LAUNCHES.clear()
+        before = card.raw(function(**card.arrays(data), method=METHOD).output)
+        assert function is scanfield.gdn2 or any("summary" in launch.name for launch in standin.LAUNCHES)
+        data[gate][:, at:] = value
+        after = card.raw(function(**card.arrays(data), method=METHOD).output)
+        assert same_bits(before[:, :at], after[:, :at]), function
+
+
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
 def test_f073_the_guard_is_entered_before_the_launch(card, op: str):
     """Current device 0, arrays on device 1."""

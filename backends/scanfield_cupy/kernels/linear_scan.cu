@@ -7,8 +7,8 @@
 // are the same bit for bit on every call.
 //
 // Products of coefficients may overflow, or meet an infinity as 0, where the recurrence does not. A tile in which that
-// could happen is walked run after run instead, and a lane block with such a segment by one block alone: then the
-// arithmetic is the recurrence's.
+// could happen is walked run after run instead, and from such a segment on one block walks alone: then the arithmetic is
+// the recurrence's.
 //
 // Backward carries c_(t-1) = conj(a_t) (dh_t + c_t): db_t = dh_t + c_t, da_t = db_t conj(h_(t-1)). The states h come from
 // those that forward keeps at the tiles' starts.
@@ -66,20 +66,25 @@ __device__ __forceinline__ Map* combined(Map mine, int order, int lane, Map* map
 template <int LANES, class Walk>
 __device__ __forceinline__ void walk_tile(Map mine, int order, int lane, Map* maps, T* carry, Walk walk) {
     enum { RUNS = THREADS / LANES };
-    const bool own = tame(mine) && is_finite(carry[lane]);
+    const T before = carry[lane];
+    bool fine = tame(mine) && is_finite(before);
     const Map* now = combined<LANES>(mine, order, lane, maps);
     const int place = order * LANES + lane;
-    if (__syncthreads_and(own && tame(now[place]))) {
-        T start = carry[lane];
-        if (order > 0) start = now[place - LANES].product * start + now[place - LANES].state;
-        __syncthreads();
+    fine = fine && tame(now[place]);
+    T start = before;
+    if (order > 0) start = now[place - LANES].product * start + now[place - LANES].state;
+    if (__syncthreads_and(fine)) {
         const T end = walk(start);
         if (order == RUNS - 1) carry[lane] = end;
         __syncthreads();
         return;
     }
+    // Runs up to the first that cannot be trusted start as ever: a token changes no bit of what lies before it.
+    bool broken = false;
     for (int turn = 0; turn < RUNS; ++turn) {
-        if (turn == order) carry[lane] = walk(carry[lane]);
+        const bool breaks = __syncthreads_or(turn == order && !fine);
+        if (turn == order) carry[lane] = walk(broken ? carry[lane] : start);
+        broken |= breaks;
         __syncthreads();
     }
 }
@@ -153,11 +158,13 @@ __device__ __forceinline__ void summary(
     }
 }
 
-// Whether one block walks a sequence's lanes alone, because a segment's map cannot be trusted.
-__device__ __forceinline__ bool goes_alone(const int* wild, i64 s, i64 segments, i64 lane_blocks, i64 lane_block) {
-    bool alone = false;
-    for (i64 k = 0; k < segments - 1; ++k) alone |= wild[(s * (segments - 1) + k) * lane_blocks + lane_block] != 0;
-    return alone;
+// Whether the map of one of the segments `first` to `last` - 1 cannot be trusted: the block of the first such segment
+// walks on through all behind it, whose own blocks stand back. What lies before keeps every bit.
+__device__ __forceinline__ bool any_wild(const int* wild, i64 s, i64 first, i64 last, i64 segments, i64 lane_blocks,
+                                         i64 lane_block) {
+    bool found = false;
+    for (i64 k = first; k < last; ++k) found |= wild[(s * (segments - 1) + k) * lane_blocks + lane_block] != 0;
+    return found;
 }
 
 template <int LANES, class Output>
@@ -173,10 +180,12 @@ __device__ __forceinline__ void forward(
     const Strided coefficient = {a, a_row, a_time, a_lane}, input = {b, b_row, b_time, b_lane};
     for (i64 s = blockIdx.y; s < sequences; s += gridDim.y) {
         const Sequence sequence = sequence_at(bounds, s, time);
-        const bool alone = goes_alone(wild, s, segments, lane_blocks, place.lane_block);
-        const i64 begin = sequence.first + place.segment * segment_tokens;
+        const i64 own = place.segment, next = min(own + 1, segments - 1);
+        const i64 begin = sequence.first + own * segment_tokens;
+        if (own > 0 && begin >= sequence.last) continue;
+        if (any_wild(wild, s, 0, own, segments, lane_blocks, place.lane_block)) continue;
+        const bool alone = any_wild(wild, s, own, next, segments, lane_blocks, place.lane_block);
         const i64 end = alone ? sequence.last : min(sequence.last, begin + segment_tokens);
-        if (place.segment > 0 && (alone || begin >= sequence.last)) continue;
         T h = initial && place.exists ? initial[s * width + place.w] : number<T>(0);
         for (i64 k = 0; k < place.segment && place.exists; ++k) {
             const i64 where = (s * (segments - 1) + k) * width + place.w;
@@ -231,16 +240,17 @@ __device__ __forceinline__ void backward(
     const Strided coefficient = {a, a_row, a_time, a_lane}, input = {b, b_row, b_time, b_lane};
     for (i64 s = blockIdx.y; s < sequences; s += gridDim.y) {
         const Sequence sequence = sequence_at(bounds, s, time);
-        const bool alone = goes_alone(wild, s, segments, lane_blocks, place.lane_block);
-        const i64 begin = sequence.first + place.segment * segment_tokens;
-        const i64 end = alone ? sequence.last : min(sequence.last, begin + segment_tokens);
-        if (place.segment > 0 && (alone || begin >= sequence.last)) continue;
+        // The map of segment k is number k - 1.
+        const i64 own = place.segment, from = sequence.first + own * segment_tokens;
+        const i64 end = min(sequence.last, from + segment_tokens);
+        if (own > 0 && from >= sequence.last) continue;
+        if (any_wild(wild, s, own, segments - 1, segments, lane_blocks, place.lane_block)) continue;
+        const bool alone = own > 0 && any_wild(wild, s, own - 1, own, segments, lane_blocks, place.lane_block);
+        const i64 begin = alone ? sequence.first : from;
         T c = d_final && place.exists ? d_final[s * width + place.w] : number<T>(0);
-        if (!alone) {
-            for (i64 k = segments - 1; k > place.segment && place.exists; --k) {
-                const i64 where = (s * (segments - 1) + k - 1) * width + place.w;
-                c = products[where] * c + states[where];
-            }
+        for (i64 k = segments - 1; k > own && place.exists; --k) {
+            const i64 where = (s * (segments - 1) + k - 1) * width + place.w;
+            c = products[where] * c + states[where];
         }
         if (place.run == 0) carry[place.lane] = c;
         const i64 saved = saved_at(bounds, sequence, s, time, P::TILE);
@@ -295,7 +305,7 @@ __device__ __forceinline__ void backward(
             });
         }
         __syncthreads();
-        if (d_state && place.segment == 0 && place.run == 0 && place.exists) {
+        if (d_state && begin == sequence.first && place.run == 0 && place.exists) {
             d_state[s * width + place.w] = carry[place.lane];
         }
         __syncthreads();

@@ -302,13 +302,14 @@ __device__ __forceinline__ void summary(const Rows& u, const Rows& delta, const 
     }
 }
 
-// Whether one block walks a sequence's channels alone, because a segment's map cannot be trusted.
-__device__ __forceinline__ bool goes_alone(const int* wild, i64 s, const Sizes& sizes, i64 block) {
-    bool alone = false;
-    for (i64 k = 0; k < sizes.segments - 1; ++k) {
-        alone |= wild[(s * (sizes.segments - 1) + k) * sizes.channel_blocks + block] != 0;
+// Whether the map of one of the segments `first` to `last` - 1 cannot be trusted: the block of the first such segment
+// walks on through all behind it, whose own blocks stand back. What lies before keeps every bit.
+__device__ __forceinline__ bool any_wild(const int* wild, i64 s, i64 first, i64 last, const Sizes& sizes, i64 block) {
+    bool found = false;
+    for (i64 k = first; k < last; ++k) {
+        found |= wild[(s * (sizes.segments - 1) + k) * sizes.channel_blocks + block] != 0;
     }
-    return alone;
+    return found;
 }
 
 // A segment's start from those before it (forward), or c from those behind it.
@@ -338,10 +339,12 @@ __device__ __forceinline__ void forward(const Rows& u, const Rows& delta, const 
     const Place place(sizes);
     for (i64 s = blockIdx.y; s < sizes.sequences; s += gridDim.y) {
         const Sequence sequence = sequence_at(bounds, s, sizes.time);
-        const bool alone = goes_alone(wild, s, sizes, place.block);
-        const i64 begin = sequence.first + place.segment * sizes.segment_tokens;
+        const i64 own = place.segment, next = min(own + 1, sizes.segments - 1);
+        const i64 begin = sequence.first + own * sizes.segment_tokens;
+        if (own > 0 && begin >= sequence.last) continue;
+        if (any_wild(wild, s, 0, own, sizes, place.block)) continue;
+        const bool alone = any_wild(wild, s, own, next, sizes, place.block);
         const i64 end = alone ? sequence.last : min(sequence.last, begin + sizes.segment_tokens);
-        if (place.segment > 0 && (alone || begin >= sequence.last)) continue;
         Part part(A, place, sizes.states);
         part.take(initial, s, place, sizes);
         through_segments<false>(part, step_sums, states, s, place, sizes);
@@ -425,13 +428,16 @@ __device__ __forceinline__ void backward(const Rows& u, const Rows& delta, const
     const bool sums_b = to.B && !B.own, sums_c = to.C && !C.own;
     for (i64 s = blockIdx.y; s < sizes.sequences; s += gridDim.y) {
         const Sequence sequence = sequence_at(bounds, s, sizes.time);
-        const bool alone = goes_alone(wild, s, sizes, place.block);
-        const i64 begin = sequence.first + place.segment * sizes.segment_tokens;
-        const i64 end = alone ? sequence.last : min(sequence.last, begin + sizes.segment_tokens);
-        if (place.segment > 0 && (alone || begin >= sequence.last)) continue;
+        // The map of segment k is number k - 1.
+        const i64 own = place.segment, from = sequence.first + own * sizes.segment_tokens;
+        const i64 end = min(sequence.last, from + sizes.segment_tokens);
+        if (own > 0 && from >= sequence.last) continue;
+        if (any_wild(wild, s, own, sizes.segments - 1, sizes, place.block)) continue;
+        const bool alone = own > 0 && any_wild(wild, s, own - 1, own, sizes, place.block);
+        const i64 begin = alone ? sequence.first : from;
         Part part(A, place, sizes.states);
         part.take(d_final, s, place, sizes);
-        if (!alone) through_segments<true>(part, step_sums, states, s, place, sizes);
+        through_segments<true>(part, step_sums, states, s, place, sizes);
         T c[PART], d_A[PART], d_b[PART], d_c[PART];
 #pragma unroll
         for (int j = 0; j < PART; ++j) c[j] = part.h[j], d_A[j] = d_b[j] = d_c[j] = number<T>(0);
@@ -568,7 +574,7 @@ __device__ __forceinline__ void backward(const Rows& u, const Rows& delta, const
             if (to.A) to.A[at] = d_A[j];
             if (to.B && B.own) to.B[at] = d_b[j];
             if (to.C && C.own) to.C[at] = d_c[j];
-            if (to.state && place.segment == 0) to.state[(s * sizes.channels + place.c) * sizes.states + part.n0 + j] = c[j];
+            if (to.state && begin == sequence.first) to.state[(s * sizes.channels + place.c) * sizes.states + part.n0 + j] = c[j];
         }
         __syncthreads();
         R* const parts = reinterpret_cast<R*>(shared.kept);
