@@ -36,8 +36,8 @@ class Device:
 
     _current = [0]
 
-    def __init__(self, number: int | None = None) -> None:
-        self.id = self._current[-1] if number is None else number
+    def __init__(self, number: int | Device | None = None) -> None:
+        self.id = self._current[-1] if number is None else getattr(number, "id", number)
 
     @property
     def attributes(self) -> dict[str, int]:
