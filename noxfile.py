@@ -36,6 +36,7 @@ nox.options.sessions = [
     "tests(torch)",
     "tests(jax)",
     "tests(dask)",
+    "cuda",
     "agree",
     "minimums",
     "build",
@@ -82,6 +83,13 @@ def tests_numpy(session: nox.Session) -> None:
     extras, groups = LIBRARIES["numpy"]
     install(session, extras, ["test", *groups])
     run_tests(session, "numpy")
+
+
+@nox.session
+def cuda(session: nox.Session) -> None:
+    """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
+    install(session, ["torch"], ["test", "kernels"])  # torch: its tensors go to the same kernels
+    run_tests(session, "numpy", "tests/cuda")
 
 
 @nox.session
@@ -170,7 +178,7 @@ def bench(session: nox.Session) -> None:
     install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
-    for name in [word for word in session.posargs if word in scripts] or scripts:
+    for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
         keeps = name == "scans_numpy" and not options
         more = ["--output", "docs/performance.json"] if keeps else options
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
@@ -220,8 +228,12 @@ def install_sources(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session, library: str, *places: str) -> None:
-    """Run pytest on one array library: these places (all but `agree`'s) on two processes, unless posargs choose."""
-    everything = [*(places or ["--ignore=tests/agree"]), "--numprocesses=2", "--dist=worksteal"]
+    """Run pytest on one array library: these places (all but those with sessions of their own), unless posargs choose."""
+    everything = [
+        *(places or ["--ignore=tests/agree", "--ignore=tests/cuda"]),
+        "--numprocesses=2",
+        "--dist=worksteal",
+    ]
     session.run("pytest", f"--backend={library}", *(session.posargs or everything), env=environment(session))
 
 

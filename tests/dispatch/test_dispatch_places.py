@@ -117,8 +117,10 @@ def test_generic_code_runs_on_a_torch_device_it_has_never_seen(library):
 
 
 ROCM = """
-    import sys, types
+    import os, sys, types
     import numpy
+
+    os.environ["SCANFIELD_BLOCK"] = "cupy.rawkernel"  # real kernels stand before the dummy's
 
     # A CuPy made of NumPy: enough of it to be recognised, and a runtime that says what it was built for.
     cupy = types.ModuleType("cupy")

@@ -1,0 +1,40 @@
+"""CuPy arrays on CUDA devices: kernels written in CUDA C++, compiled for the card at their first use."""
+
+from scanfield.dispatch import Candidate, Manifest
+
+MANIFEST = Manifest(
+    library="cupy",
+    requires="cupy",
+    install="pip install 'scanfield[cupy-cuda13]' (or cupy-cuda12)",
+    candidates=(
+        Candidate(
+            name="cupy.rawkernel",
+            operations=("linear_scan", "selective_scan", "gdn2"),
+            device="cuda",
+            target="scanfield_cupy.implementations:implementation",
+            requires=("cupy",),
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            note="compiled on the first call of each operation and dtype",
+        ),
+    ),
+)
+
+# CUDA tensors of PyTorch on the same kernels.
+TORCH = Manifest(
+    library="torch",
+    requires="torch",
+    install="pip install 'scanfield[torch,cupy-cuda13]' (or cupy-cuda12)",
+    candidates=(
+        Candidate(
+            name="torch.cuda",
+            operations=("linear_scan", "selective_scan", "gdn2"),
+            device="cuda",
+            target="scanfield_cupy.torch_bridge:implementation",
+            requires=("torch", "cupy"),
+            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            transforms=frozenset({"grad", "double grad"}),
+            note="the kernels for CuPy arrays on torch's device, stream and memory; by name until it was timed on a card",
+            default=False,
+        ),
+    ),
+)

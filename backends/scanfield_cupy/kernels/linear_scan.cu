@@ -1,0 +1,348 @@
+// The linear scan h_t = a_t h_(t-1) + b_t, elementwise over lanes, and its gradient.
+//
+// A block takes LANES lanes and walks over tiles of RUNS * TOKENS tokens. Each thread holds a run of TOKENS tokens of one
+// lane in registers; the runs' affine maps (product, state from zero) are combined by a scan through shared memory, and
+// each run is walked again from its true start. Long series of few lanes are cut into segments, a block each: the
+// segments' maps first (`summary`), then every segment from its start. Groups are fixed by the shapes, so that results
+// are the same bit for bit on every call.
+//
+// Products of coefficients may overflow, or meet an infinity as 0, where the recurrence does not. A tile in which that
+// could happen is walked run after run instead, and from such a segment on one block walks alone: then the arithmetic is
+// the recurrence's.
+//
+// Backward carries c_(t-1) = conj(a_t) (dh_t + c_t): db_t = dh_t + c_t, da_t = db_t conj(h_(t-1)). The states h come from
+// those that forward keeps at the tiles' starts.
+//
+// Reference: Blelloch, "Prefix sums and their applications" (1990), section 1.4.
+// Compiled once for each STORED: the type of a and b in memory.
+
+#define THREADS 256
+
+typedef Carry<STORED>::type T;
+
+// Tokens of a thread's run: so many that the registers hold a, b and the gradient.
+enum { TOKENS = sizeof(T) > 8 ? 2 : sizeof(T) > sizeof(Real<T>::type) ? 4 : 8 };
+
+struct Map {
+    T product, state;
+};
+
+// Up to here, products hide nothing that a state could show: the contribution of a state that an earlier product took
+// to 0 stays below the smallest number that counts. False for NaN.
+__device__ __forceinline__ bool tame(Map map) {
+    return magnitude(map.product) <= 1099511627776.0f && is_finite(map.state);
+}
+__device__ __forceinline__ Map after(Map second, Map first) {
+    return {second.product * first.product, second.product * first.state + second.state};
+}
+
+struct Strided {
+    const STORED* at;
+    i64 row, time, lane;  // from one element to the next, 0 along an axis that is shared
+    __device__ __forceinline__ T operator()(i64 r, i64 t, i64 w) const { return load(at + r * row + t * time + w * lane); }
+};
+
+// Every run's map, and those before it in the same lane, combined. `order` counts the runs in the direction of the scan.
+// The result lies at [order * LANES + lane]; all threads are past a barrier.
+template <int LANES>
+__device__ __forceinline__ Map* combined(Map mine, int order, int lane, Map* maps) {
+    enum { RUNS = THREADS / LANES };
+    Map *now = maps, *next = maps + THREADS;
+    const int place = order * LANES + lane;
+    now[place] = mine;
+    __syncthreads();
+    for (int by = 1; by < RUNS; by *= 2) {
+        if (order >= by) mine = after(mine, now[place - by * LANES]);
+        next[place] = mine;
+        __syncthreads();
+        Map* const swapped = now;
+        now = next, next = swapped;
+    }
+    return now;
+}
+
+// Walks each run from its true start: `walk(start)` returns the state after the run. `carry` (LANES) is the state before
+// the tile, and the one after it when the function returns.
+template <int LANES, class Walk>
+__device__ __forceinline__ void walk_tile(Map mine, int order, int lane, Map* maps, T* carry, Walk walk) {
+    enum { RUNS = THREADS / LANES };
+    const T before = carry[lane];
+    bool fine = tame(mine) && is_finite(before);
+    const Map* now = combined<LANES>(mine, order, lane, maps);
+    const int place = order * LANES + lane;
+    fine = fine && tame(now[place]);
+    T start = before;
+    if (order > 0) start = now[place - LANES].product * start + now[place - LANES].state;
+    if (__syncthreads_and(fine)) {
+        const T end = walk(start);
+        if (order == RUNS - 1) carry[lane] = end;
+        __syncthreads();
+        return;
+    }
+    // Runs up to the first that cannot be trusted start as ever: a token changes no bit of what lies before it.
+    bool broken = false;
+    for (int turn = 0; turn < RUNS; ++turn) {
+        const bool breaks = __syncthreads_or(turn == order && !fine);
+        if (turn == order) carry[lane] = walk(broken ? carry[lane] : start);
+        broken |= breaks;
+        __syncthreads();
+    }
+}
+
+// A block's place, and the shared memory of all kernels.
+template <int LANES>
+struct Place {
+    enum { RUNS = THREADS / LANES, TILE = RUNS * TOKENS };
+    int lane, run;
+    i64 lane_block, segment, w;
+    bool exists;  // lanes past the last one compute on neutral values and write nothing
+    __device__ __forceinline__ Place(i64 width, i64 lane_blocks) {
+        lane = threadIdx.x % LANES, run = threadIdx.x / LANES;
+        lane_block = blockIdx.x % lane_blocks, segment = blockIdx.x / lane_blocks;
+        w = lane_block * LANES + lane;
+        exists = w < width;
+    }
+};
+
+// The map of each segment but one: the last forward, the first backward (`back`), which nobody asks for. Backward, `input`
+// is the output's gradient, and the map that of c.
+template <int LANES, bool BACK>
+__device__ __forceinline__ void summary(
+    const STORED* a, i64 a_row, i64 a_time, i64 a_lane, const STORED* b, i64 b_row, i64 b_time, i64 b_lane,
+    const T* d_output, const T* edge, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks,
+    i64 segment_tokens, i64 segments, T* products, T* states, int* wild) {
+    typedef Place<LANES> P;
+    SHARED_MEMORY(memory);
+    Map* maps = reinterpret_cast<Map*>(memory);
+    const P place(width, lane_blocks);
+    const Strided coefficient = {a, a_row, a_time, a_lane}, input = {b, b_row, b_time, b_lane};
+    const i64 segment = place.segment + (BACK ? 1 : 0);
+    for (i64 s = blockIdx.y; s < sequences; s += gridDim.y) {
+        const Sequence sequence = sequence_at(bounds, s, time);
+        const i64 begin = sequence.first + segment * segment_tokens;
+        const i64 end = min(sequence.last, begin + segment_tokens);
+        const i64 tiles = end > begin ? (end - begin + P::TILE - 1) / P::TILE : 0;
+        Map whole = {number<T>(1), number<T>(0)};
+        bool fine = true;
+        // An infinite state at the edge would meet products that may have gone to 0.
+        if (place.exists && edge) fine = is_finite(edge[s * width + place.w]);
+        fine = __syncthreads_and(fine);
+        for (i64 k = 0; k < tiles && fine; ++k) {
+            const i64 t0 = begin + (BACK ? tiles - 1 - k : k) * P::TILE + place.run * TOKENS;
+            Map mine = {number<T>(1), number<T>(0)};
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+                const i64 t = t0 + (BACK ? TOKENS - 1 - i : i);
+                if (place.exists && t < end) {
+                    const T x = coefficient(sequence.row, t, place.w);
+                    if (BACK) {
+                        const T d = d_output ? d_output[(sequence.row * time + t) * width + place.w] : number<T>(0);
+                        mine = {conj(x) * mine.product, conj(x) * (d + mine.state)};
+                    } else {
+                        mine = {x * mine.product, x * mine.state + input(sequence.row, t, place.w)};
+                    }
+                }
+            }
+            const int order = BACK ? P::RUNS - 1 - place.run : place.run;
+            const Map* now = combined<LANES>(mine, order, place.lane, maps);
+            const bool own = tame(mine) && tame(now[order * LANES + place.lane]);
+            whole = after(now[(P::RUNS - 1) * LANES + place.lane], whole);
+            fine = __syncthreads_and(own && tame(whole));
+        }
+        const i64 where = s * (segments - 1) + place.segment;
+        if (place.run == 0 && place.exists) {
+            products[where * width + place.w] = whole.product;
+            states[where * width + place.w] = whole.state;
+        }
+        if (threadIdx.x == 0) wild[where * lane_blocks + place.lane_block] = !fine;
+    }
+}
+
+// Whether the map of one of the segments `first` to `last` - 1 cannot be trusted: the block of the first such segment
+// walks on through all behind it, whose own blocks stand back. What lies before keeps every bit.
+__device__ __forceinline__ bool any_wild(const int* wild, i64 s, i64 first, i64 last, i64 segments, i64 lane_blocks,
+                                         i64 lane_block) {
+    bool found = false;
+    for (i64 k = first; k < last; ++k) found |= wild[(s * (segments - 1) + k) * lane_blocks + lane_block] != 0;
+    return found;
+}
+
+template <int LANES, class Output>
+__device__ __forceinline__ void forward(
+    const STORED* a, i64 a_row, i64 a_time, i64 a_lane, const STORED* b, i64 b_row, i64 b_time, i64 b_lane,
+    const T* initial, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks, i64 segment_tokens,
+    i64 segments, const T* products, const T* states, const int* wild, Output* output, T* final, T* starts) {
+    typedef Place<LANES> P;
+    SHARED_MEMORY(memory);
+    Map* maps = reinterpret_cast<Map*>(memory);
+    T* carry = reinterpret_cast<T*>(maps + 2 * THREADS);
+    const P place(width, lane_blocks);
+    const Strided coefficient = {a, a_row, a_time, a_lane}, input = {b, b_row, b_time, b_lane};
+    for (i64 s = blockIdx.y; s < sequences; s += gridDim.y) {
+        const Sequence sequence = sequence_at(bounds, s, time);
+        const i64 own = place.segment, next = min(own + 1, segments - 1);
+        const i64 begin = sequence.first + own * segment_tokens;
+        if (own > 0 && begin >= sequence.last) continue;
+        if (any_wild(wild, s, 0, own, segments, lane_blocks, place.lane_block)) continue;
+        const bool alone = any_wild(wild, s, own, next, segments, lane_blocks, place.lane_block);
+        const i64 end = alone ? sequence.last : min(sequence.last, begin + segment_tokens);
+        T h = initial && place.exists ? initial[s * width + place.w] : number<T>(0);
+        for (i64 k = 0; k < place.segment && place.exists; ++k) {
+            const i64 where = (s * (segments - 1) + k) * width + place.w;
+            h = products[where] * h + states[where];
+        }
+        if (place.run == 0) carry[place.lane] = h;
+        __syncthreads();
+        const i64 saved = saved_at(bounds, sequence, s, time, P::TILE);
+        for (i64 tile = begin; tile < end; tile += P::TILE) {
+            if (starts && place.run == 0 && place.exists) {
+                starts[(saved + (tile - sequence.first) / P::TILE) * width + place.w] = carry[place.lane];
+            }
+            const i64 t0 = tile + place.run * TOKENS;
+            T x[TOKENS], y[TOKENS];
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+                const bool there = place.exists && t0 + i < end;
+                x[i] = there ? coefficient(sequence.row, t0 + i, place.w) : number<T>(1);
+                y[i] = there ? input(sequence.row, t0 + i, place.w) : number<T>(0);
+            }
+            Map mine = {number<T>(1), number<T>(0)};
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) mine = {x[i] * mine.product, x[i] * mine.state + y[i]};
+            walk_tile<LANES>(mine, place.run, place.lane, maps, carry, [&](T state) {
+#pragma unroll
+                for (int i = 0; i < TOKENS; ++i) {
+                    if (place.exists && t0 + i < end) {
+                        state = x[i] * state + y[i];
+                        store(output + (sequence.row * time + t0 + i) * width + place.w, state);
+                    }
+                }
+                return state;
+            });
+        }
+        if (end == sequence.last && place.run == 0 && place.exists) final[s * width + place.w] = carry[place.lane];
+        __syncthreads();
+    }
+}
+
+template <int LANES>
+__device__ __forceinline__ void backward(
+    const STORED* a, i64 a_row, i64 a_time, i64 a_lane, const STORED* b, i64 b_row, i64 b_time, i64 b_lane,
+    const T* starts, const T* d_output, const T* d_final, const i64* bounds, i64 sequences, i64 time, i64 width,
+    i64 lane_blocks, i64 segment_tokens, i64 segments, const T* products, const T* states, const int* wild, T* d_a,
+    T* d_b, T* d_state) {
+    typedef Place<LANES> P;
+    SHARED_MEMORY(memory);
+    Map* maps = reinterpret_cast<Map*>(memory);
+    T* carry = reinterpret_cast<T*>(maps + 2 * THREADS);  // c
+    T* before_tile = carry + LANES;                       // h
+    const P place(width, lane_blocks);
+    const Strided coefficient = {a, a_row, a_time, a_lane}, input = {b, b_row, b_time, b_lane};
+    for (i64 s = blockIdx.y; s < sequences; s += gridDim.y) {
+        const Sequence sequence = sequence_at(bounds, s, time);
+        // The map of segment k is number k - 1.
+        const i64 own = place.segment, from = sequence.first + own * segment_tokens;
+        const i64 end = min(sequence.last, from + segment_tokens);
+        if (own > 0 && from >= sequence.last) continue;
+        if (any_wild(wild, s, own, segments - 1, segments, lane_blocks, place.lane_block)) continue;
+        const bool alone = own > 0 && any_wild(wild, s, own - 1, own, segments, lane_blocks, place.lane_block);
+        const i64 begin = alone ? sequence.first : from;
+        T c = d_final && place.exists ? d_final[s * width + place.w] : number<T>(0);
+        for (i64 k = segments - 1; k > own && place.exists; --k) {
+            const i64 where = (s * (segments - 1) + k - 1) * width + place.w;
+            c = products[where] * c + states[where];
+        }
+        if (place.run == 0) carry[place.lane] = c;
+        const i64 saved = saved_at(bounds, sequence, s, time, P::TILE);
+        const i64 tiles = (end - begin + P::TILE - 1) / P::TILE;
+        for (i64 k = tiles - 1; k >= 0; --k) {
+            const i64 tile = begin + k * P::TILE, t0 = tile + place.run * TOKENS;
+            if (d_a && place.run == 0) {
+                const i64 where = (saved + (tile - sequence.first) / P::TILE) * width + place.w;
+                before_tile[place.lane] = place.exists ? starts[where] : number<T>(0);
+            }
+            __syncthreads();
+            T x[TOKENS], h[TOKENS], d[TOKENS];
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+                const bool there = place.exists && t0 + i < end;
+                x[i] = there ? coefficient(sequence.row, t0 + i, place.w) : number<T>(1);
+                h[i] = there && d_a ? input(sequence.row, t0 + i, place.w) : number<T>(0);
+                d[i] = there && d_output ? d_output[(sequence.row * time + t0 + i) * width + place.w] : number<T>(0);
+            }
+            if (d_a) {
+                Map mine = {number<T>(1), number<T>(0)};
+#pragma unroll
+                for (int i = 0; i < TOKENS; ++i) mine = {x[i] * mine.product, x[i] * mine.state + h[i]};
+                walk_tile<LANES>(mine, place.run, place.lane, maps, before_tile, [&](T state) {
+#pragma unroll
+                    for (int i = 0; i < TOKENS; ++i) {  // the input makes room for the state before the token
+                        const T next = x[i] * state + h[i];
+                        h[i] = state;
+                        state = next;
+                    }
+                    return state;
+                });
+            }
+            Map mine = {number<T>(1), number<T>(0)};
+#pragma unroll
+            for (int i = TOKENS - 1; i >= 0; --i) {
+                x[i] = conj(x[i]);
+                mine = {x[i] * mine.product, x[i] * (d[i] + mine.state)};
+            }
+            walk_tile<LANES>(mine, P::RUNS - 1 - place.run, place.lane, maps, carry, [&](T state) {
+#pragma unroll
+                for (int i = TOKENS - 1; i >= 0; --i) {
+                    if (place.exists && t0 + i < end) {
+                        const i64 where = (sequence.row * time + t0 + i) * width + place.w;
+                        const T g = d[i] + state;
+                        if (d_b) d_b[where] = g;
+                        if (d_a) d_a[where] = g * conj(h[i]);
+                        state = x[i] * g;
+                    }
+                }
+                return state;
+            });
+        }
+        __syncthreads();
+        if (d_state && begin == sequence.first && place.run == 0 && place.exists) {
+            d_state[s * width + place.w] = carry[place.lane];
+        }
+        __syncthreads();
+    }
+}
+
+#define COMMON                                                                                                         \
+    const STORED *a, i64 a_row, i64 a_time, i64 a_lane, const STORED *b, i64 b_row, i64 b_time, i64 b_lane
+#define KERNELS(LANES)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) summary_##LANES(                                             \
+        COMMON, const T* initial, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks,              \
+        i64 segment_tokens, i64 segments, T* products, T* states, int* wild) {                                         \
+        summary<LANES, false>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, nullptr, initial, bounds, sequences, \
+                              time, width, lane_blocks, segment_tokens, segments, products, states, wild);             \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) summary_back_##LANES(                                        \
+        COMMON, const T* d_output, const T* d_final, const i64* bounds, i64 sequences, i64 time, i64 width,            \
+        i64 lane_blocks, i64 segment_tokens, i64 segments, T* products, T* states, int* wild) {                        \
+        summary<LANES, true>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, d_output, d_final, bounds, sequences, \
+                             time, width, lane_blocks, segment_tokens, segments, products, states, wild);              \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) forward_##LANES(                                             \
+        COMMON, const T* initial, const i64* bounds, i64 sequences, i64 time, i64 width, i64 lane_blocks,              \
+        i64 segment_tokens, i64 segments, const T* products, const T* states, const int* wild, STORED* output,         \
+        T* final, T* starts) {                                                                                         \
+        forward<LANES>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, initial, bounds, sequences, time, width,    \
+                       lane_blocks, segment_tokens, segments, products, states, wild, output, final, starts);          \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) backward_##LANES(                                            \
+        COMMON, const T* starts, const T* d_output, const T* d_final, const i64* bounds, i64 sequences, i64 time,      \
+        i64 width, i64 lane_blocks, i64 segment_tokens, i64 segments, const T* products, const T* states,              \
+        const int* wild, T* d_a, T* d_b, T* d_state) {                                                                 \
+        backward<LANES>(a, a_row, a_time, a_lane, b, b_row, b_time, b_lane, starts, d_output, d_final, bounds,         \
+                        sequences, time, width, lane_blocks, segment_tokens, segments, products, states, wild, d_a,    \
+                        d_b, d_state);                                                                                 \
+    }
+
+KERNELS(1)
+KERNELS(8)
+KERNELS(32)

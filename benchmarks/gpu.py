@@ -1,0 +1,358 @@
+"""The scans on the CUDA card at hand: built, checked against float64 on the CPU, timed, in one table.
+
+    python benchmarks/gpu.py                 everything, in less than 8 minutes
+    python benchmarks/gpu.py --check         build and check, no times
+    python benchmarks/gpu.py --budget 120    stop timing after so many seconds
+
+Beside each time stand the floors of the case on this card: its bytes at the measured rate of a copy, its exponentials
+and its multiply-adds at the measured rates of loops of nothing else. Peers that are installed (mamba_ssm,
+flash-linear-attention) run the same shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import scanfield
+
+METHOD = "cupy.rawkernel"
+# Largest deviation from float64, relative to the largest value. Half precision rounds its inputs and outputs.
+LIMITS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call at a size worth timing, and the same call small enough to check."""
+
+    name: str
+    op: str
+    draw: Callable[..., dict[str, np.ndarray]]
+    size: dict[str, int]
+    small: dict[str, int]
+    dtype: str
+    options: dict[str, Any]
+    exponentials: Callable[[dict[str, int]], float]
+    multiplications: Callable[[dict[str, int]], float]
+
+
+def selective(rng: np.random.Generator, B: int, T: int, C: int, N: int) -> dict[str, np.ndarray]:
+    """Mamba's shapes, with gate."""
+    return {
+        "u": rng.standard_normal((B, T, C), "float32"),
+        "delta": rng.standard_normal((B, T, C), "float32") - 4,
+        "A": -rng.uniform(0.5, N, (C, N)).astype("float32"),
+        "B": rng.standard_normal((B, T, N), "float32"),
+        "C": rng.standard_normal((B, T, N), "float32"),
+        "D": rng.standard_normal(C, "float32"),
+        "z": rng.standard_normal((B, T, C), "float32"),
+    }
+
+
+def delta(
+    rng: np.random.Generator, B: int, T: int, H: int, VH: int, D: int, wide: int
+) -> dict[str, np.ndarray]:
+    """The gated delta family; ``wide`` 1: gates of a channel, 0: of a head."""
+    gate = (B, T, VH, D) if wide else (B, T, VH)
+    made = {
+        "query": rng.standard_normal((B, T, H, D), "float32"),
+        "key": rng.standard_normal((B, T, H, D), "float32"),
+        "value": rng.standard_normal((B, T, VH, D), "float32"),
+        "log_decay": -rng.random(gate, "float32") / 10,
+    }
+    if wide:
+        return {**made, "erase": rng.random(gate, "float32"), "write": rng.random(gate, "float32")}
+    return {**made, "beta": rng.random(gate, "float32")}
+
+
+def linear(rng: np.random.Generator, B: int, T: int, W: int) -> dict[str, np.ndarray]:
+    """A gated sum."""
+    return {"a": rng.random((B, T, W), "float32"), "b": rng.standard_normal((B, T, W), "float32")}
+
+
+def _states(s: dict[str, int]) -> float:
+    return float(s["B"] * s["T"] * s["C"] * s["N"])
+
+
+def _products(s: dict[str, int]) -> float:
+    return float(s["B"] * s["T"] * s["VH"] * s["D"] * s["D"])
+
+
+def _none(s: dict[str, int]) -> float:
+    return 0.0
+
+
+def cases() -> list[Case]:
+    """The shapes that the field reports, and long sequences with little beside time."""
+    soft, unit = {"delta_softplus": True}, {"qk_l2norm": True}
+    made = []
+    for dtype in ("bfloat16", "float32"):
+        size = {"B": 8, "T": 2048, "C": 5120, "N": 16}
+        small = {"B": 2, "T": 150, "C": 70, "N": 16}
+        made.append(
+            Case(
+                "mamba",
+                "selective_scan",
+                selective,
+                size,
+                small,
+                dtype,
+                soft,
+                _states,
+                lambda s: 4 * _states(s),
+            )
+        )
+    size, small = {"B": 1, "T": 65536, "C": 256, "N": 16}, {"B": 1, "T": 700, "C": 8, "N": 16}
+    made.append(
+        Case(
+            "mamba, long",
+            "selective_scan",
+            selective,
+            size,
+            small,
+            "bfloat16",
+            soft,
+            _states,
+            lambda s: 4 * _states(s),
+        )
+    )
+    for name, op, heads, wide in (
+        ("gdn2", "gdn2", (96, 96), 1),
+        ("16/64 heads", "gated_delta_rule", (16, 64), 0),
+        ("16/32 heads", "gated_delta_rule", (16, 32), 0),
+    ):
+        size = {"B": 1, "T": 8192, "H": heads[0], "VH": heads[1], "D": 128, "wide": wide}
+        small = {"B": 1, "T": 150, "H": 1, "VH": 2, "D": 128, "wide": wide}
+        made.append(Case(name, op, delta, size, small, "bfloat16", unit, _none, lambda s: 4 * _products(s)))
+    for name, size in (
+        ("wide", {"B": 8, "T": 4096, "W": 4096}),
+        ("one series", {"B": 1, "T": 2**26, "W": 1}),
+    ):
+        small = {
+            **size,
+            "B": min(2, size["B"]),
+            "T": 20_000 if size["W"] == 1 else 700,
+            "W": min(70, size["W"]),
+        }
+        made.append(Case(name, "linear_scan", linear, size, small, "float32", {}, _none, _none))
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# checked
+
+
+def arrays_of(cupy: Any, case: Case, size: dict[str, int]) -> dict[str, Any]:
+    """The case's arrays on the card; parameters of a layer (of one or two axes) stay in float32."""
+    made = case.draw(np.random.default_rng(0), **size)
+    return {name: cupy.asarray(_rounded(x, case.dtype)) for name, x in made.items()}
+
+
+def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    if x.ndim < 3:
+        return x
+    if dtype == "bfloat16":
+        return x.astype(importlib.import_module("ml_dtypes").bfloat16)
+    return x.astype(dtype)
+
+
+def check(cupy: Any, case: Case) -> float:
+    """The worst deviation of output, state and gradients from float64 on the CPU, relative to the largest value of each."""
+    function = getattr(scanfield, case.op)
+    card = arrays_of(cupy, case, case.small)
+    host = {name: cupy.asnumpy(x).astype("float64") for name, x in card.items()}
+    got = _everything(function, card, method=METHOD, **case.options)
+    want = _everything(function, host, **case.options)
+    worst = 0.0
+    for name, x in want.items():
+        y = cupy.asnumpy(got[name]).astype("float64")
+        worst = max(worst, float(np.max(np.abs(x - y)) / np.max(np.abs(x))))
+    return worst
+
+
+def _everything(function: Any, arrays: dict[str, Any], **options: Any) -> dict[str, Any]:
+    result, pullback = scanfield.vjp(function, **arrays, **options)
+    gradients = pullback(result.output * 0 + 1, result.final_state * 0 + 1)
+    return {"output": result.output, "final_state": result.final_state, **gradients}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# timed
+
+LOOPS = r"""
+extern "C" __global__ void exponentials(float* y, int n) {
+    float a = threadIdx.x, b = a + 1, c = a + 2, d = a + 3;
+    for (int i = 0; i < n; ++i) a = exp2f(-a), b = exp2f(-b), c = exp2f(-c), d = exp2f(-d);
+    if (a + b + c + d == 12345.0f) y[0] = a;
+}
+extern "C" __global__ void multiplications(float* y, int n) {
+    float a = threadIdx.x, b = a + 1, c = a + 2, d = a + 3;
+    for (int i = 0; i < n; ++i) a = a * b + c, b = b * c + d, c = c * d + a, d = d * a + b;
+    if (a + b + c + d == 12345.0f) y[0] = a;
+}
+"""
+
+
+def seconds(cupy: Any, run: Callable[[], Any], repeats: int = 10) -> float:
+    """The median of some runs, by the card's own clock, after one that is not counted."""
+    run()
+    found = []
+    for _ in range(repeats):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        found.append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
+    return statistics.median(found)
+
+
+def rates(cupy: Any) -> dict[str, float]:
+    """Bytes of a copy, exponentials, multiply-adds, and float16 operations of a matrix product, a second each."""
+    x, y = (cupy.empty(2**28, "float32") for _ in range(2))
+    copy = 2 * x.nbytes / seconds(cupy, lambda: cupy.copyto(y, x))
+    module = cupy.RawModule(code=LOOPS, options=("-std=c++17",))
+    blocks, threads, n = 132 * 16, 256, 2048
+    looped = {}
+    for name in ("exponentials", "multiplications"):
+        kernel = module.get_function(name)
+        took = seconds(cupy, lambda kernel=kernel: kernel((blocks,), (threads,), (y, np.int32(n))))
+        looped[name] = 4.0 * n * blocks * threads / took
+    a = cupy.ones((8192, 8192), "float16")
+    return {"copy": copy, **looped, "matmul": 2 * 8192.0**3 / seconds(cupy, lambda: a @ a)}
+
+
+def timed(cupy: Any, case: Case, found: dict[str, float]) -> list[str]:
+    """A row: forward, forward with what backward needs, backward; and the floors of forward."""
+    function = getattr(scanfield, case.op)
+    arrays = arrays_of(cupy, case, case.size)
+    result, pullback = scanfield.vjp(function, **arrays, method=METHOD, **case.options)
+    cotangent = cupy.ones_like(result.output)
+    forward = seconds(cupy, lambda: function(**arrays, method=METHOD, **case.options))
+    backward = seconds(cupy, lambda: pullback(cotangent))
+    moved = sum(x.nbytes for x in arrays.values()) + result.output.nbytes
+    floors = (
+        moved / found["copy"],
+        case.exponentials(case.size) / found["exponentials"],
+        case.multiplications(case.size) / found["multiplications"],
+    )
+    return [f"{1e3 * x:.3f}" for x in (forward, backward, *floors)] + [f"{moved / forward / 1e9:.0f}"]
+
+
+def peers(cupy: Any, case: Case) -> list[tuple[str, str]]:
+    """Milliseconds of the same call in packages that are installed, by torch on the same card."""
+    rows: list[tuple[str, str]] = []
+    try:
+        torch = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            return rows
+    except ImportError:
+        return rows
+    tensors = {}
+    for name, x in case.draw(np.random.default_rng(0), **case.size).items():
+        tensors[name] = torch.as_tensor(x, device="cuda").to(
+            getattr(torch, case.dtype) if x.ndim > 2 else torch.float32
+        )
+    run = _peer(case, tensors)
+    if run is not None:
+        name, call = run
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+        rows.append((name, f"{(time.perf_counter() - start) * 100:.3f}"))
+    return rows
+
+
+def _peer(case: Case, x: dict[str, Any]) -> tuple[str, Callable[[], Any]] | None:
+    try:
+        if case.op == "selective_scan":
+            scan = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+            u, step, z, b, c = (
+                x[name].transpose(1, 2).contiguous() for name in ("u", "delta", "z", "B", "C")
+            )
+            return "mamba_ssm", lambda: scan(u, step, x["A"], b, c, x["D"], z, delta_softplus=True)
+        if case.op == "gated_delta_rule":
+            rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+            return "flash-linear-attention", lambda: rule(
+                x["query"],
+                x["key"],
+                x["value"],
+                g=x["log_decay"].float(),
+                beta=x["beta"],
+                use_qk_l2norm_in_kernel=True,
+            )
+    except ImportError:
+        return None
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; 1 where a check fails, 2 without a card."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="build and check, no times")
+    parser.add_argument(
+        "--budget", type=float, default=400.0, help="seconds after which no further case is timed"
+    )
+    chosen = parser.parse_args(arguments)
+    began = time.monotonic()
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError:
+        print("needs CuPy: pip install 'scanfield[cupy-cuda13]'", file=sys.stderr)
+        return 2
+    if not cupy.cuda.is_available():
+        print("needs a CUDA card that CuPy can use", file=sys.stderr)
+        return 2
+    wrong = 0
+    for case in cases():
+        worst = check(cupy, case)
+        fine = worst <= LIMITS[case.dtype]
+        wrong += not fine
+        print(
+            f"{'ok  ' if fine else 'BAD '} {case.op}, {case.name}, {case.dtype}: deviates by {worst:.1e}",
+            flush=True,
+        )
+    if chosen.check or wrong:
+        return 1 if wrong else 0
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    found = rates(cupy)
+    print(
+        f"\n{properties['name'].decode()}, CUDA {cupy.cuda.runtime.runtimeGetVersion()}, CuPy {cupy.__version__}, "
+        f"scanfield {scanfield.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}\n"
+        f"copy {found['copy'] / 1e9:.0f} GB/s, float16 matmul {found['matmul'] / 1e12:.0f} TFLOP/s, "
+        f"{found['exponentials'] / 1e12:.2f} T exponentials/s, {found['multiplications'] / 1e12:.1f} T multiply-adds/s\n"
+    )
+    print(
+        "| case | shape | forward, ms | backward, ms | floors: bytes | exponentials | multiply-adds | GB/s |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for case in cases():
+        if time.monotonic() - began > chosen.budget:
+            print(f"| {case.op}, {case.name} | not timed: the budget of {chosen.budget:.0f} s is spent |")
+            continue
+        shape = " ".join(f"{name}{n}" for name, n in case.size.items() if name != "wide")
+        row = timed(cupy, case, found)
+        print(f"| {case.op}, {case.name}, {case.dtype} | {shape} | {' | '.join(row)} |", flush=True)
+        cupy.get_default_memory_pool().free_all_blocks()
+        for name, took in peers(cupy, case):
+            print(f"| {name}, the same | {shape} | {took} | | | | | |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
