@@ -47,7 +47,7 @@ class Report(NamedTuple):
     leak_state: Array
     """What the stabiliser of the states took; 0 for ``state_epsilon=0``."""
     largest_rho: Array
-    """The largest |rho| of all rows, (1,): how far the smallest outputs were blown up."""
+    """The largest ``|rho|`` of all rows, (1,): how far the smallest outputs were blown up."""
 
     @property
     def gap(self) -> Array:

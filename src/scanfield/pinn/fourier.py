@@ -101,7 +101,7 @@ class FourierFeatures(Embedding):
         m: there are m sines and m cosines.
     wavenumber : float, optional
         In radians per length. The frequencies lie on the circle of waves of this number: random directions with
-        |2 pi B| = wavenumber (in one dimension the direction is a sign).
+        ``|2 pi B|`` = wavenumber (in one dimension the direction is a sign).
     scale : float, optional
         In cycles per length: B is normal with this standard deviation. Give this, ``wavenumber`` or ``frequencies``.
     frequencies : (d, m) numbers, optional

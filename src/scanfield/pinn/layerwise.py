@@ -95,7 +95,7 @@ def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
 
 
 def mse_backward(pred: Array, target: Array) -> Array:
-    """(2 / n) (pred - target), the gradient of the mean over n points of |pred - target|^2, (n, outputs).
+    """(2 / n) (pred - target), the gradient of the mean over n points of ``|pred - target|^2``, (n, outputs).
 
     >>> import numpy
     >>> from scanfield.pinn import mse_backward
