@@ -21,7 +21,7 @@ from scanfield_numpy.layout import (
     sequences,
 )
 from scanfield_numpy.memory import cleared, fresh, past_cache
-from scanfield_numpy.threads import run
+from scanfield_numpy.threads import WORTH_A_THREAD, run
 
 # Tokens between two saved states: a chunk's rebuilt states fit in cache.
 _CHUNK = 32
@@ -82,7 +82,9 @@ class Linear:
         shared = any(_shared(array, shape, plan.number) for array in asked)
         # Sums are made of the same parts for every number of threads; what is no sum may be cut anywhere.
         fixed = shared or any(array.shape[2] < width for array in asked)
-        tasks = -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number)
+        tasks = (
+            -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number, 4.0 * batch * time * width)
+        )
         lanes = width if few else _lanes(width, tasks, _WIDEST_BACK, dtype)
         blocks = -(-width // lanes)
         groups = plan.number
@@ -148,9 +150,9 @@ def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
     return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
 
 
-def _tasks(number: int) -> int:
+def _tasks(number: int, work: float) -> int:
     """In how many tasks each of so many sequences is cut: one thread takes long rows, several want some tasks each."""
-    threads = get_num_threads()
+    threads = get_num_threads() if work > WORTH_A_THREAD else 1
     return 1 if threads == 1 else -(-2 * threads // max(1, number))
 
 
@@ -225,13 +227,14 @@ def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array
             size=width,
         )
         return output, last, starts
-    lanes = _lanes(width, _tasks(plan.number), _WIDEST, dtype)
+    work = 2.0 * batch * time * width
+    lanes = _lanes(width, _tasks(plan.number, work), _WIDEST, dtype)
     given, common = _common(a, b, (lanes, chunk), shape, dtype)
     run(
         kernels.forward,
         dtype,
         plan.number * -(-width // lanes),
-        2.0 * batch * time * width,
+        work,
         lanes,
         (*common, state is not None, want_output, past_cache(output)),
         (plan.table, *given, flat(state, dtype), output, last, starts),
