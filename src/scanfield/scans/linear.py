@@ -121,7 +121,7 @@ def _flatten(
     if (
         not step
     ):  # arrays that lie as the kernels take them: nothing to do, and a small call feels all that is done
-        shape = getattr(a, "shape", ())
+        shape: tuple[int, ...] = getattr(a, "shape", ())
         if len(shape) == 3 and getattr(b, "shape", ()) == shape:
             rows = shape[0] if sequences is None else sequences
             if state is None or getattr(state, "shape", ()) == (rows, shape[2]):
