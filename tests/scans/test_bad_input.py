@@ -506,3 +506,14 @@ def test_integers_come_with_the_line_that_mends_them(library: Library):
     scope = {"a": a, "xp": library.xp}
     exec(line, scope)  # noqa: S102  (the advice itself is what is tested)
     assert library.dtype(scope["a"]) == "float32"
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2"])
+def test_a_step_s_state_is_called_as_the_step_calls_it(library: Library, op: str):
+    arrays = library.arrays(op_inputs(op, f"{op} state of a step", time=1))
+    state = arrays.pop("initial_state")
+    token = {n: x if n in ("A", "D", "delta_bias") else x[:, 0, ...] for n, x in arrays.items()}
+    with pytest.raises(scanfield.ShapeError, match=r"^state: shape"):
+        operation(op).step(state[..., :1], **token)
+    with pytest.raises(scanfield.ShapeError, match=r"^initial_state: shape"):
+        operation(op)(**arrays, initial_state=state[..., :1])

@@ -133,6 +133,16 @@ def test_states_at(library: Library, dtype: str, op: str, reverse: bool):
         assert same_bits(states[:, last], library.numpy(got.final_state))
 
 
+def test_states_at_of_numpy_integers(library: Library):
+    """Boundaries are often computed: a NumPy array of integers is a sequence of them, one of floats is not."""
+    e = Example("states of an array", "linear_scan", op_inputs("linear_scan", "states of an array", time=4))
+    arrays = library.arrays(e.inputs)
+    found = [scanfield.linear_scan(**arrays, states_at=x).states for x in ([1, 4], np.array([1, 4]))]
+    assert same_bits(*map(library.raw, found))
+    with pytest.raises(scanfield.DtypeError, match="states_at: expected integers, came float64"):
+        scanfield.linear_scan(**arrays, states_at=np.array([1.0]))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2", "gated_delta_product"])

@@ -45,6 +45,8 @@ class Checked(NamedTuple):
 
 class _Entry(NamedTuple):
     name: str
+    shown: str
+    """What the caller calls it: a step's state is no initial one."""
     role: str
     optional: bool
     complex_allowed: bool
@@ -88,12 +90,12 @@ class Canonical:
             if array is not None:
                 given[entry.name] = array
             elif not entry.optional:
-                raise ArgumentError(f"{entry.name}: an array is needed, came None")
-        library = check_same_library(list(given.items()))
+                raise ArgumentError(f"{entry.shown}: an array is needed, came None")
+        present = [entry for entry in entries if entry.name in given]
+        library = check_same_library([(entry.shown, given[entry.name]) for entry in present])
         names = {
-            entry.name: check_floating(given[entry.name], entry.name, complex_allowed=entry.complex_allowed)
-            for entry in entries
-            if entry.name in given
+            entry.name: check_floating(given[entry.name], entry.shown, complex_allowed=entry.complex_allowed)
+            for entry in present
         }
         xp = library.namespace
         dims: dict[str, int] = dict(known or ())
@@ -127,6 +129,7 @@ def _nothing(dims: Mapping[str, int]) -> None:
 def _entry(entry: Input, *, step: bool) -> _Entry:
     return _Entry(
         entry.name,
+        "state" if step and entry.role == "state" else entry.name,
         entry.role,
         entry.optional,
         entry.complex_allowed,
@@ -179,7 +182,7 @@ def _match(
     layout = entry.layouts.get(len(shape))
     if layout is None:
         raise ShapeError(
-            f"{entry.name}: shape {tuple(shape)} has {len(shape)} axes; expected {_allowed(entry.layouts)}"
+            f"{entry.shown}: shape {tuple(shape)} has {len(shape)} axes; expected {_allowed(entry.layouts)}"
         )
     if entry.role == "state" and "sequence" not in dims:
         dims["sequence"] = dims["batch"]
@@ -224,7 +227,7 @@ def _disagreement(
         entry,
     )
     if owner.name != entry.name:
-        source = f"{owner.name} {tuple(given[owner.name].shape)}"
+        source = f"{owner.shown} {tuple(given[owner.name].shape)}"
     elif axis == "sequence":
         source = "cu_seqlens" if dims.get("batch") != dims["sequence"] else "the batch"
     else:
@@ -233,7 +236,7 @@ def _disagreement(
     wanted = tuple(dims.get(a, "?") for a in layout if a is not None)
     text = str(wanted).replace("'", "")
     return ShapeError(
-        f"{entry.name}: shape {tuple(shape)}, but ({_names(layout)}) = {text} is expected: "
+        f"{entry.shown}: shape {tuple(shape)}, but ({_names(layout)}) = {text} is expected: "
         f"axis {axis} is {got}, and {dims[axis]} by {source}"
     )
 

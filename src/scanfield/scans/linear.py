@@ -126,7 +126,11 @@ def _flatten(
             rows = shape[0] if sequences is None else sequences
             if state is None or getattr(state, "shape", ()) == (rows, shape[2]):
                 return {"a": a, "b": b, "initial_state": state}, (shape[0], shape[1]), (shape[2],)
-    given = [("a", a), ("b", b), *([("initial_state", state)] if state is not None else [])]
+    given = [
+        ("a", a),
+        ("b", b),
+        *([("state" if step else "initial_state", state)] if state is not None else []),
+    ]
     xp = check_same_library(given).namespace
     lead = ("batch",) if step else ("batch", "time")
     named = f"({', '.join(lead)}, ...)"
@@ -150,7 +154,7 @@ def _flatten(
     rows = shape[0] if sequences is None else sequences
     if state is not None and tuple(state.shape) != (rows, *lanes):
         raise ShapeError(
-            f"initial_state: shape {tuple(state.shape)}, but {(rows, *lanes)} is expected "
+            f"{given[2][0]}: shape {tuple(state.shape)}, but {(rows, *lanes)} is expected "
             f"({'sequences' if sequences is not None else 'batch'}, and the lanes of a and b)"
         )
     flat: dict[str, Any] = {"initial_state": state}

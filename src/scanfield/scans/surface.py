@@ -385,7 +385,7 @@ def _cut(operation: Operation, call: Call, start: int, stop: int, state: Array |
 
 
 def boundaries(
-    states_at: Sequence[int] | str, time: int, chunk_size: int | None, starts: Sequence[int], *, reverse: bool
+    states_at: Any, time: int, chunk_size: int | None, starts: Sequence[int], *, reverse: bool
 ) -> list[int]:
     """The boundaries that ``states_at`` asks for: ``"chunks"`` is where each chunk of each sequence starts."""
     if isinstance(states_at, str):
@@ -396,6 +396,8 @@ def boundaries(
         size = chunk_size or DEFAULT_CHUNK
         walked = [cut for first, last in itertools.pairwise(starts) for cut in range(first, last, size)]
         return [time - cut for cut in walked] if reverse else walked
+    if isinstance(states_at, numpy.ndarray) and states_at.ndim == 1:
+        states_at = list(states_at)
     if not isinstance(states_at, Sequence):
         raise ArgumentError(
             f"states_at: came {type(states_at).__name__}; allowed are 'chunks' and a sequence of boundaries"
