@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -30,12 +31,20 @@ _ALIGNED = 64
 _FIT = 1.25
 
 
+_DEFAULT = 256 << 20
+
+
 def _limit() -> int:
     asked = os.environ.get("SCANFIELD_POOL_BYTES", "")
     if not asked:
-        return 256 << 20
+        return _DEFAULT
     if not (asked.isascii() and asked.isdecimal()):
-        raise ValueError(f"SCANFIELD_POOL_BYTES: {asked!r}; allowed is a number of bytes, 0 for none")
+        # A size in other units is no reason to do without the kernels.
+        warnings.warn(
+            f"SCANFIELD_POOL_BYTES: {asked!r}; allowed is a number of bytes, 0 for none; {_DEFAULT} is taken",
+            stacklevel=2,
+        )
+        return _DEFAULT
     return int(asked)
 
 

@@ -182,8 +182,11 @@ print(memory.pool.held)
 def test_the_limit_is_set_by_the_environment():
     assert python(LIMIT, SCANFIELD_POOL_BYTES="0").split() == ["0", "0"]
     assert python(LIMIT).split() == [str(256 << 20), str((4 << 20) + 64)]
-    wrong = "try:\n    import scanfield_numpy.memory\nexcept ValueError as error:\n    print(error)"
-    assert "SCANFIELD_POOL_BYTES: '-1'" in python(wrong, SCANFIELD_POOL_BYTES="-1")
+    for wrong in ("-1", "1GB"):  # a warning, which is an error here; the default holds where it is none
+        caught = "try:\n    import scanfield_numpy.memory\nexcept UserWarning as error:\n    print(error)"
+        assert f"SCANFIELD_POOL_BYTES: '{wrong}'" in python(caught, SCANFIELD_POOL_BYTES=wrong)
+        quiet = "import warnings\nwarnings.simplefilter('ignore')\n" + LIMIT
+        assert python(quiet, SCANFIELD_POOL_BYTES=wrong).split()[0] == str(256 << 20)
 
 
 def peak(function: Any) -> int:
