@@ -246,7 +246,7 @@ def test_bad_input_is_named():
         ({"optimizer": "sgd"}, ArgumentError, "optimizer = 'sgd'"),
         ({"optimizer": []}, ArgumentError, "empty list"),
         ({"optimizer": [("lm", 3)], "iterations": 4}, ArgumentError, "iterations = 4"),
-        ({"iterations": 0}, ArgumentError, "iterations = 0"),
+        ({"iterations": 0}, ArgumentError, "iterations: 0"),
         ({"weights": "magic"}, ArgumentError, "weights = 'magic'"),
         ({"weights": "ntk", "optimizer": "lm"}, ArgumentError, "fixed weights"),
         ({"adaptive": True}, ArgumentError, "adaptive"),

@@ -181,5 +181,5 @@ def _check(
         )
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
-    if not isinstance(tolerance, Real) or not tolerance >= 0:
+    if not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
