@@ -155,6 +155,8 @@ def _check(
 ) -> None:
     if not isinstance(problem, Helmholtz):
         raise ArgumentError(f"problem is a {type(problem).__name__}: a Helmholtz problem is expected")
+    if not isinstance(network, Network):
+        raise ArgumentError(f"network is a {type(network).__name__}: Network.create(features, ...) makes one")
     if network.dimensions != problem.dimensions:
         raise ShapeError(
             f"network takes {network.dimensions} coordinates, the problem has {problem.dimensions}"
