@@ -246,18 +246,23 @@ def test_bad_input_is_named():
         ({"optimizer": "sgd"}, ArgumentError, "optimizer = 'sgd'"),
         ({"optimizer": []}, ArgumentError, "empty list"),
         ({"optimizer": [("lm", 3)], "iterations": 4}, ArgumentError, "iterations = 4"),
-        ({"iterations": 0}, ArgumentError, "iterations = 0"),
+        ({"iterations": 0}, ArgumentError, r"^iterations: 0; allowed is"),
         ({"weights": "magic"}, ArgumentError, "weights = 'magic'"),
         ({"weights": "ntk", "optimizer": "lm"}, ArgumentError, "fixed weights"),
         ({"adaptive": True}, ArgumentError, "adaptive"),
-        ({"record": 0}, ArgumentError, "record = 0"),
+        ({"record": 0}, ArgumentError, r"^record: 0; allowed is"),
         ({"tolerance": -1.0}, ArgumentError, "tolerance"),
-        ({"points": 0}, ArgumentError, "points = 0"),
+        ({"points": 0}, ArgumentError, r"^points: 0; allowed is"),
+        ({"points": 9.5}, ArgumentError, r"^points: 9.5; allowed is an integer"),
+        ({"iterations": "9"}, ArgumentError, r"^iterations: '9'; allowed is an integer"),
+        ({"tolerance": "1"}, ArgumentError, r"^tolerance = '1'"),
         ({"sampling": "halton"}, ArgumentError, "sampling"),
         ({"checkpoint": "/nowhere/at/all/run"}, ArgumentError, "folder"),
     ):
         with pytest.raises(error, match=words):
             pinn.train(line(), net(), **settings)
+    with pytest.raises(ArgumentError, match="network is a RawCoordinates"):
+        pinn.train(line(), pinn.RawCoordinates(1))
     with pytest.raises(ShapeError, match="outputs=2"):
         pinn.train(line(), pinn.Network.create(pinn.RawCoordinates(1), outputs=1))
     with pytest.raises(ShapeError, match="2 coordinates"):
@@ -286,3 +291,16 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
             resume=path,
         )
     assert to_host(net().flatten()).shape == (net().size,)
+
+
+def test_an_exact_field_in_a_column_is_refused():
+    """(n, 1) beside (n,) would broadcast to all with all."""
+    fit = pinn.train(line(), net(), points=20, iterations=1, optimizer="lm")
+    x = np.linspace(0.1, 0.9, 7)[:, None]
+    field = fit.field(x)
+    assert fit.error(fit.field, x) == 0.0
+    assert fit.error(lambda x: 2.0, x) == pytest.approx(
+        np.linalg.norm(field - 2.0) / np.linalg.norm(np.full(7, 2.0))
+    )
+    with pytest.raises(ShapeError, match=r"exact has shape \(7, 1\): \(7,\)"):
+        fit.error(lambda x: fit.field(x)[:, None], x)

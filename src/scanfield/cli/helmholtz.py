@@ -3,6 +3,7 @@
 PROBLEM is a TOML file or the name of a shipped problem. The points, the frequencies and the weights come from the seed, the
 wavenumber and the feature scale that the file states. The field is evaluated on a grid over the domain and written to an npz
 file: `x` (n, d), `field` (n,) and, where it is known, `exact` (n,). The last line is then the relative L2 error on that grid.
+What a file may say: docs/pinn.md, "A problem file of your own", or start from one that is shipped (--show).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from scanfield.errors import ArgumentError, BackendError
 
 _EXAMPLES = """\
 examples:
-  scanfield helmholtz square-1-4                             a standard problem, in a second
+  scanfield helmholtz square-1-4                             a standard problem, in seconds
   scanfield helmholtz square-1-4 --set a1=2.5 --set a2=3.3   other parameters of the file
   scanfield helmholtz hard-disk --plot disk.png              with a picture
   scanfield helmholtz mine.toml --library torch              your own problem, on tensors
@@ -77,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     # Training imports SciPy: only the command that needs it pays.
     from scanfield.pinn import files
     from scanfield.pinn.diagnose import DiagnosisWarning
-    from scanfield.pinn.extras import need
 
     if arguments.list:
         for name in files.shipped():
@@ -95,18 +95,31 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (output, arguments.plot):
         if path is not None and not path.resolve().parent.is_dir():
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
-    if arguments.plot is not None:
-        need("matplotlib.figure", "plot")  # known before the training, not after it
+    plot = (
+        None if arguments.plot is None else _picture(arguments.plot)
+    )  # refused before the training, not after it
     network = problem.make_network(_namespace(arguments.library), device=arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiagnosisWarning)  # told below, without a line of Python
+        # Told as they come, so that a long training need not be waited for, and without a line of Python.
+        warnings.simplefilter("always", DiagnosisWarning)
+        warnings.showwarning = lambda words, *_, **__: print(f"warning: {words}", file=sys.stderr, flush=True)
         fit = problem.solve(network, progress=False if arguments.quiet else None)
-    for words in fit.warnings:
-        print(f"warning: {words}", file=sys.stderr)
     print(fit)
-    _write(problem, fit, output, arguments.plot)
+    _write(problem, fit, output, plot)
     return 0
+
+
+def _picture(path: Path) -> Path:
+    """The file that matplotlib will write: a png where the name has no ending."""
+    from scanfield.pinn.extras import need
+
+    canvas = need("matplotlib.backend_bases", "plot").FigureCanvasBase
+    allowed = sorted(canvas.get_supported_filetypes())
+    path = path if path.suffix else path.with_suffix(".png")
+    if path.suffix[1:].lower() not in allowed:
+        raise ArgumentError(f"--plot {path}: allowed endings are {', '.join(allowed)}")
+    return path
 
 
 def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
@@ -124,6 +137,10 @@ def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
         print(f"plot written to {plot}")
     if problem.exact is not None:
         print(f"relative L2 error {relative_error(found['field'], found['exact']):.1e}")
+    else:
+        print(
+            "no exact field is stated: judge by the held-out residual, and by what more points and features change"
+        )
 
 
 def _reproduce(*, quiet: bool) -> int:

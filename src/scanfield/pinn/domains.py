@@ -266,13 +266,18 @@ class Disk(Ball):
     """A disk: center and radius. See `Ball`."""
 
     def __init__(self, center: Sequence[float], radius: float) -> None:
-        if len(center) != 2:
-            raise ShapeError(f"center has {len(center)} numbers: a disk has two, a Ball three")
         super().__init__(center, radius)
+        if len(self.center) != 2:
+            raise ShapeError(f"center has {len(self.center)} numbers: a disk has two, a Ball three")
 
 
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    listed = tuple(float(value) for value in values)
+    try:
+        listed = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{name} = {values!r}: a number for each axis is expected, such as (0, 0)"
+        ) from None
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")
     return listed

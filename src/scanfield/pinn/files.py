@@ -35,7 +35,7 @@ from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
 from scanfield.pinn.fit import Fit
 from scanfield.pinn.formula import Formula, number
-from scanfield.pinn.fourier import FourierFeatures
+from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
@@ -56,6 +56,7 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
 _SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
     name: getattr(solutions, name) for name in solutions.__all__ if name != "Solution"
 }
+_NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
 
 
@@ -158,8 +159,15 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     for key, value in (given | dict(replaced)).items():  # later ones may use earlier ones
         names[key] = number(value, key, names)
 
+    for name in ("problem", "domain", "network"):
+        if not isinstance(tables.get(name), dict):
+            raise ArgumentError(f"[{name}] is missing: a file has [problem], [domain] and [network] at least")
+    if not isinstance(tables.get("boundary", []), list):
+        raise ArgumentError("[boundary]: conditions are a list, write [[boundary]] above each")
     solution = _solution(tables.get("solution"), names)
     stated = dict(tables["problem"])
+    if "wavenumber" not in stated:
+        raise ArgumentError("[problem] wavenumber is missing: a number or a formula in quotes")
     domain = _domain(dict(tables["domain"]), names)
     held = [_condition(dict(entry), names, solution) for entry in tables.get("boundary", [])]
     problem = Helmholtz(
@@ -169,7 +177,18 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     if stated:
         raise ArgumentError(f"[problem] {next(iter(stated))}: allowed are wavenumber, source, exact")
 
-    network = dict(tables.get("network", {}))
+    network = dict(tables["network"])
+    for key in network:
+        if key not in _NETWORK:
+            raise ArgumentError(f"[network] {key}: allowed are {', '.join(_NETWORK)}")
+    if "features" not in network:
+        raise ArgumentError(
+            "[network] features is missing: the number of frequencies, an integer of at least 1"
+        )
+    if not isinstance(network.get("trainable", True), bool):
+        raise ArgumentError(f"[network] trainable = {network['trainable']!r}: allowed are true and false")
+    for table in ("network", "training"):
+        check_count(f"[{table}] seed", tables.get(table, {}).get("seed", 0), 0)
     features = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
     }
@@ -211,17 +230,32 @@ def _numbers(value: Any, name: str, names: Mapping[str, float]) -> Any:
     return number(value, name, names)
 
 
-def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> Any:
+def _build(make: Callable[..., Any], table: str, kind: str, arguments: Mapping[str, Any]) -> Any:
+    """`make(**arguments)`; a key that is missing or not taken is named as the file writes it."""
+    taken = inspect.signature(make).parameters
+    for key in arguments:
+        if key not in taken:
+            raise ArgumentError(
+                f"[{table}] {key}: kind = {kind!r} takes {', '.join(taken) or 'nothing more'}"
+            )
+    for key, parameter in taken.items():
+        if parameter.default is inspect.Parameter.empty and key not in arguments:
+            raise ArgumentError(f"[{table}] {key} is missing: kind = {kind!r} takes {', '.join(taken)}")
+    return make(**arguments)
+
+
+def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
     kind = entry.pop("kind", None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ArgumentError(f"[{table}] kind = {kind!r}: allowed are {', '.join(kinds)}")
-    return kinds[kind]
+    return kind, kinds[kind]
 
 
 def _domain(entry: dict[str, Any], names: Mapping[str, float]) -> Domain:
     hole = entry.pop("hole", None)
-    make = _kind(entry, "domain", _DOMAINS)
-    domain: Domain = make(**{key: _numbers(value, key, names) for key, value in entry.items()})
+    kind, make = _kind(entry, "domain", _DOMAINS)
+    numbers = {key: _numbers(value, key, names) for key, value in entry.items()}
+    domain: Domain = _build(make, "domain", kind, numbers)
     return domain if hole is None else Difference(domain, _domain(dict(hole), names))
 
 
@@ -229,16 +263,15 @@ def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | No
     if entry is None:
         return None
     held = dict(entry)
-    make = _kind(held, "solution", _SOLUTIONS)
+    kind, make = _kind(held, "solution", _SOLUTIONS)
     plain = {key: held.pop(key) for key in ("total", "orders", "order") if key in held}
-    found: solutions.Solution = make(
-        **plain, **{key: _numbers(value, key, names) for key, value in held.items()}
-    )
+    numbers = {key: _numbers(value, key, names) for key, value in held.items()}
+    found: solutions.Solution = _build(make, "solution", kind, plain | numbers)
     return found
 
 
 def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solutions.Solution | None) -> Any:
-    make = _kind(entry, "boundary", _CONDITIONS)
+    kind, make = _kind(entry, "boundary", _CONDITIONS)
     for key in ("value", "coefficient"):
         if key in entry:
             entry[key] = _value(entry[key], names, solution)
@@ -249,4 +282,4 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
         entry["region"] = _domain(dict(entry["region"]), names)
     if isinstance(entry.get("where"), list):
         entry["where"] = tuple(entry["where"])
-    return make(**entry)
+    return _build(make, "boundary", kind, entry)

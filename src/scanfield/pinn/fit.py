@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scanfield.errors import ArgumentError
+from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.checkpoint import save_network
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
@@ -111,7 +111,15 @@ def evaluation_grid(problem: Helmholtz, count: int = 100) -> np.ndarray:
 
 
 def relative_error(field: np.ndarray, exact: np.ndarray) -> float:
-    """|field - exact| / |exact| in the L2 norm; ArgumentError where the exact field is zero."""
+    """|field - exact| / |exact| in the L2 norm; ArgumentError where the exact field is zero.
+
+    ShapeError where one of them is no row of numbers, one a point: (n, 1) beside (n,) would be compared all with all.
+    """
+    if np.shape(exact) not in ((), np.shape(field)):
+        raise ShapeError(
+            f"exact has shape {np.shape(exact)}: {np.shape(field)}, one number a point, is expected"
+        )
+    exact = np.broadcast_to(exact, np.shape(field))
     size = float(np.linalg.norm(exact))
     if size == 0.0:
         raise ArgumentError("exact: it is zero at all points, so there is no relative error")

@@ -95,6 +95,8 @@ class Formula:
         with np.errstate(all="ignore"):  # what is not finite is refused with its name where it is used
             try:
                 found = np.asarray(self._value(self._tree, names))
+            except ArgumentError:  # it names the formula already
+                raise
             except (ArithmeticError, TypeError, ValueError) as error:
                 raise ArgumentError(f"formula {self.text!r:.80}: {error}") from None
         return np.array(np.broadcast_to(found, x.shape[:1]))
@@ -124,7 +126,7 @@ class Formula:
                 )
             children = list(node.args)
         else:
-            raise ArgumentError(f"formula {self.text!r:.80}: {type(node).__name__} is not arithmetic")
+            raise ArgumentError(f"formula {self.text!r:.80}: {_advice(node)}")
         for child in children:
             self._check(child)
 
@@ -145,6 +147,18 @@ class Formula:
             compare = _COMPARISONS[type(node.ops[0])]
             return compare(self._value(node.left, names), self._value(node.comparators[0], names))
         return FUNCTIONS[node.func.id](*[self._value(argument, names) for argument in node.args])
+
+
+def _advice(node: ast.AST) -> str:
+    """What to write instead of what is no arithmetic."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+        return "^ is no power here, write **"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name = node.func.attr
+        if name in FUNCTIONS:
+            return f"functions have no prefix, write {name}(...)"
+        return f"no function {name!r}; there are {', '.join(FUNCTIONS)}"
+    return f"{type(node).__name__} is not arithmetic; allowed are + - * / **, < <= > >= and {', '.join(FUNCTIONS)}"
 
 
 def _signature(with_normals: bool) -> Any:

@@ -41,6 +41,7 @@ from scanfield.pinn.boundary import (
 )
 from scanfield.pinn.domains import Box, Domain, Surface
 from scanfield.pinn.drawing import Sample, boundary_count, surfaces
+from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import jet
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
@@ -224,6 +225,8 @@ class Helmholtz:
         `boundary` is shared out over the parts by their size (None: as dense as the points inside); `cycle` gives other
         points for the same seed.
         """
+        points = check_count("points", points)
+        boundary = None if boundary is None else check_count("boundary", boundary, 0)
         interior = self.domain.interior(points, sampling, (seed, cycle, 0))
         return Sample(
             interior,
@@ -232,6 +235,7 @@ class Helmholtz:
 
     def held_out(self, points: int, *, seed: int = 0) -> np.ndarray:
         """Points inside, (n, d), that no cycle of training draws; the interior itself where it is given."""
+        points = check_count("held_out", points)
         return self.domain.interior(
             points, "sobol" if not self.domain.given else "grid", (seed, _HELD_OUT, 0)
         )

@@ -11,6 +11,7 @@ from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, StateError
 from scanfield.optimize import LBFGS, Adam, AdamState, Cosine, LBFGSState, LevenbergMarquardt, LMState
 from scanfield.pinn.diagnose import LM_LIMIT
+from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place, to_host
@@ -109,7 +110,9 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
             raise ArgumentError(
                 f"iterations = {iterations}: each stage of a list has its own, [(Adam(1e-3), 500), ...]"
             )
-        pairs = [pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, None) for pair in optimizer]
+        pairs = [
+            pair if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, None) for pair in optimizer
+        ]
         if not pairs:
             raise ArgumentError("optimizer: an empty list; give at least one stage")
         return tuple(_stage(one, count, network) for one, count in pairs)
@@ -122,6 +125,8 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
 
 def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
     made: Optimizer
+    if iterations is not None:
+        iterations = check_count("iterations", iterations)
     if isinstance(given, str):
         if given not in _NAMES:
             raise ArgumentError(
@@ -130,7 +135,7 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
         key = "lm" if given == "auto" else given
         count = _ITERATIONS[key] if iterations is None else iterations
         if key == "adam":
-            made = Adam(Cosine(peak=5e-3, steps=max(count, 1), warmup=max(count, 1) // 50, final=1e-5))
+            made = Adam(Cosine(peak=5e-3, steps=count, warmup=count // 50, final=1e-5))
         else:
             # In units of the scaled loss, which is of order one at the start.
             made = LBFGS(tolerance=1e-12) if key == "lbfgs" else LevenbergMarquardt(damping=1e-5)
@@ -143,6 +148,4 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
             f"optimizer is a {type(given).__name__}: a name, Adam, LBFGS, LevenbergMarquardt, or a list of "
             "(optimizer, iterations) is expected"
         )
-    if count < 1:
-        raise ArgumentError(f"iterations = {count!r}: an integer of at least 1 is expected")
     return Stage(made, count)

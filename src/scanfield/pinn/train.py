@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings as warnings_module
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scanfield.pinn import checkpoint as storage
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.fit import Fit
+from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.progress import shown
@@ -149,10 +151,12 @@ def _check(
     patience: int | None,
     record: int,
     checkpoint_every: int,
-    tolerance: float,
+    tolerance: Any,
 ) -> None:
     if not isinstance(problem, Helmholtz):
         raise ArgumentError(f"problem is a {type(problem).__name__}: a Helmholtz problem is expected")
+    if not isinstance(network, Network):
+        raise ArgumentError(f"network is a {type(network).__name__}: Network.create(features, ...) makes one")
     if network.dimensions != problem.dimensions:
         raise ShapeError(
             f"network takes {network.dimensions} coordinates, the problem has {problem.dimensions}"
@@ -171,13 +175,13 @@ def _check(
         "checkpoint_every": checkpoint_every,
     }
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ArgumentError(f"{name} = {value}: it is at least 1")
+        if value is not None:
+            check_count(name, value)
     if resample is not None and problem.domain.given:
         raise ArgumentError(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
-    if not tolerance >= 0:
-        raise ArgumentError(f"tolerance = {tolerance}: it is not negative")
+    if not isinstance(tolerance, Real) or not float(tolerance) >= 0:
+        raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
