@@ -27,11 +27,12 @@ FORMS = (
     pytest.param("generic.chunk", marks=READY),
     *COMPILED_FOR,
 )
-# The same where the row is not about the chunk form: JAX compiles for several seconds at every new shape of it.
+# The same where the row is not about the form: JAX compiles the generic ones for many seconds at every new shape.
+QUICK = pytest.mark.backend("numpy", "strict", "torch")
 CHEAP_FORMS = (
     None,
-    pytest.param("generic.recurrent", marks=READY),
-    pytest.param("generic.chunk", marks=pytest.mark.backend("numpy", "strict", "torch")),
+    pytest.param("generic.recurrent", marks=QUICK),
+    pytest.param("generic.chunk", marks=QUICK),
     *COMPILED_FOR,
 )
 
