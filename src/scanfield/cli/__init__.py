@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ScanfieldError as error:
         print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"scanfield {arguments.command}: not enough memory ({error})", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader (`| head`) has gone. Point stdout elsewhere, or the interpreter complains while it shuts
         # down.

@@ -95,8 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (output, arguments.plot):
         if path is not None and not path.resolve().parent.is_dir():
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
+        if path is not None and path.is_dir():
+            raise ArgumentError(f"{path}: it is a folder, the name of a file is expected")
     if arguments.plot is not None:
-        need("matplotlib.figure", "plot")  # known before the training, not after it
+        # Known before the training, not after it.
+        kinds = need("matplotlib.backend_bases", "plot").FigureCanvasBase.filetypes
+        if arguments.plot.suffix.removeprefix(".").lower() not in kinds:
+            raise ArgumentError(f"--plot {arguments.plot}: pictures are {', '.join(sorted(kinds))}")
     network = problem.make_network(_namespace(arguments.library), device=arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():
@@ -122,7 +127,9 @@ def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
     if plot is not None:
         fit.plot(plot, problem.exact)
         print(f"plot written to {plot}")
-    if problem.exact is not None:
+    if problem.exact is not None and not np.any(found["exact"]):
+        print(f"the exact field is zero, the largest value found {np.max(np.abs(found['field'])):.1e}")
+    elif problem.exact is not None:
         print(f"relative L2 error {relative_error(found['field'], found['exact']):.1e}")
 
 

@@ -35,10 +35,11 @@ from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
 from scanfield.pinn.fit import Fit
 from scanfield.pinn.formula import Formula, number
-from scanfield.pinn.fourier import FourierFeatures
+from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
+from scanfield.pinn.values import evaluate
 
 __all__ = ["ProblemFile", "load_problem", "shipped", "source"]
 
@@ -56,6 +57,8 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
 _SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
     name: getattr(solutions, name) for name in solutions.__all__ if name != "Solution"
 }
+_NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
+_TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
 
 
@@ -150,7 +153,13 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     unknown = [key for key in tables if key not in _TABLES]
     if unknown:
         raise ArgumentError(f"[{unknown[0]}]: no such table; there are {', '.join(_TABLES)}")
-    given: dict[str, Any] = dict(tables.get("parameters", {}))
+    for key in ("problem", "domain"):
+        if key not in tables:
+            raise ArgumentError(f"[{key}]: this table is missing")
+    given = _table("parameters", tables.get("parameters", {}))
+    taken = [key for key in given if key in _TAKEN]
+    if taken:
+        raise ArgumentError(f"parameter {taken[0]!r}: formulas know this name as something else")
     for key in replaced:
         if key not in given:
             raise ArgumentError(f"parameter {key!r}: the file has {', '.join(given) or 'none'}")
@@ -159,27 +168,43 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         names[key] = number(value, key, names)
 
     solution = _solution(tables.get("solution"), names)
-    stated = dict(tables["problem"])
-    domain = _domain(dict(tables["domain"]), names)
-    held = [_condition(dict(entry), names, solution) for entry in tables.get("boundary", [])]
+    stated = _table("problem", tables["problem"])
+    if "wavenumber" not in stated:
+        raise ArgumentError("[problem] wavenumber is missing: a number or a formula in quotes")
+    domain = _domain(_table("domain", tables["domain"]), names)
+    entries = tables.get("boundary", [])
+    if not isinstance(entries, list):
+        raise ArgumentError("[boundary]: two brackets, [[boundary]], begin each condition")
+    held = [_condition(_table("boundary", entry), names, solution) for entry in entries]
     problem = Helmholtz(
         domain, _value(stated.pop("wavenumber"), names), _value(stated.pop("source", 0.0), names), held
     )
     exact = _value(stated.pop("exact"), names) if "exact" in stated else solution
+    if isinstance(exact, float):
+        exact = Formula(repr(exact))
     if stated:
         raise ArgumentError(f"[problem] {next(iter(stated))}: allowed are wavenumber, source, exact")
 
-    network = dict(tables.get("network", {}))
+    if exact is not None:  # known before the training, not after it
+        evaluate("exact", exact, domain.interior(16), given=domain.given)
+
+    network = _table("network", tables.get("network", {}))
+    for key in network:
+        if key not in _NETWORK:
+            raise ArgumentError(f"[network] {key}: allowed are {', '.join(_NETWORK)}")
     features = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
     }
     features |= {key: number(features[key], key, names) for key in ("scale", "wavenumber") if key in features}
-    features["seed"] = network.get("seed", 0)
-    training = dict(tables.get("training", {}))
+    features["seed"] = network["seed"] = check_count("seed", network.get("seed", 0), 0)
+    if not isinstance(features.get("trainable", True), bool):
+        raise ArgumentError(f"trainable = {features['trainable']!r}: true or false is expected")
+    training = _table("training", tables.get("training", {}))
     allowed = set(inspect.signature(train).parameters) - {
         "problem",
         "network",
         "callbacks",
+        "progress",
         "checkpoint",
         "resume",
     }
@@ -205,6 +230,12 @@ def _value(value: Any, names: Mapping[str, float], solution: solutions.Solution 
     return float(value)
 
 
+def _table(name: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ArgumentError(f"{name} = {entry!r:.40}: a table, [{name}], is expected")
+    return dict(entry)
+
+
 def _numbers(value: Any, name: str, names: Mapping[str, float]) -> Any:
     if isinstance(value, list):
         return [number(entry, name, names) for entry in value]
@@ -213,7 +244,7 @@ def _numbers(value: Any, name: str, names: Mapping[str, float]) -> Any:
 
 def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> Any:
     kind = entry.pop("kind", None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ArgumentError(f"[{table}] kind = {kind!r}: allowed are {', '.join(kinds)}")
     return kinds[kind]
 
@@ -222,13 +253,13 @@ def _domain(entry: dict[str, Any], names: Mapping[str, float]) -> Domain:
     hole = entry.pop("hole", None)
     make = _kind(entry, "domain", _DOMAINS)
     domain: Domain = make(**{key: _numbers(value, key, names) for key, value in entry.items()})
-    return domain if hole is None else Difference(domain, _domain(dict(hole), names))
+    return domain if hole is None else Difference(domain, _domain(_table("hole", hole), names))
 
 
 def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | None:
     if entry is None:
         return None
-    held = dict(entry)
+    held = _table("solution", entry)
     make = _kind(held, "solution", _SOLUTIONS)
     plain = {key: held.pop(key) for key in ("total", "orders", "order") if key in held}
     found: solutions.Solution = make(
@@ -246,7 +277,13 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
         if key in entry:
             entry[key] = number(entry[key], key, names)
     if "region" in entry:
-        entry["region"] = _domain(dict(entry["region"]), names)
+        entry["region"] = _domain(_table("region", entry["region"]), names)
     if isinstance(entry.get("where"), list):
         entry["where"] = tuple(entry["where"])
+    if not isinstance(entry.get("where", ""), str | tuple):
+        raise ArgumentError(
+            f"where = {entry['where']!r}: the name of a part of the boundary, or a list of them"
+        )
+    if not isinstance(entry.get("hard", False), bool):
+        raise ArgumentError(f"hard = {entry['hard']!r}: true or false is expected")
     return make(**entry)

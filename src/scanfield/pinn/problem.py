@@ -51,6 +51,7 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
+_FASTEST = 1e60  # what is squared twice stays finite
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
 
@@ -151,14 +152,22 @@ class Helmholtz:
 
     def _measure(self, asked: bool | None, scale: float | None) -> None:
         """Sizes that scale the terms, and whether anything is complex."""
+        longest = float(max(np.subtract(self.domain.upper, self.domain.lower)))
+        if not 1 / _FASTEST < longest < _FASTEST:
+            raise ArgumentError(
+                f"domain = {self.domain!r}: its size is {longest:.3g}, and powers of it leave the floats"
+            )
         probe = self.domain.interior(_PROBE, seed=0)
         k = self.wavenumber_at(probe)
         f = evaluate("source", self.source, probe, given=self.domain.given)
         self.reference = float(np.max(np.abs(k.real)))
+        if self.reference > _FASTEST:
+            raise ArgumentError(
+                f"wavenumber = {self.reference:.3g}: at most {_FASTEST:g}, or its powers overflow"
+            )
         self.source_size = float(np.max(np.abs(f)))
         size = 0.0
         found_complex = any(v.dtype.kind == "c" for v in (k, f)) or self.layer is not None
-        longest = max(np.subtract(self.domain.upper, self.domain.lower))
         slope = max(self.reference, 1.0 / longest)
         for condition, surface in zip(self.conditions, surfaces(self, 256, "sobol", (0,)), strict=True):
             found_complex |= isinstance(condition, Impedance | Sommerfeld)

@@ -13,7 +13,7 @@ import numpy as np
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.extras import need
 
-__all__ = ["RULES", "generator", "unit_points", "weighted_choice"]
+__all__ = ["RULES", "generator", "is_whole", "unit_points", "weighted_choice"]
 
 RULES = ("sobol", "latin", "uniform", "grid")
 
@@ -44,7 +44,7 @@ def unit_points(
     """
     if rule not in RULES:
         raise ArgumentError(f"sampling = {rule!r}: allowed are {', '.join(map(repr, RULES))}")
-    if not _whole(count) or count < 1:
+    if not is_whole(count) or count < 1:
         raise ArgumentError(f"points = {count!r}: an integer of at least 1 is expected")
     if dimensions == 0:  # the ends of an interval have no coordinate of their own
         return np.zeros((count, 0))
@@ -69,7 +69,7 @@ def unit_points(
 def generator(seed: int | tuple[int, ...]) -> np.random.Generator:
     """A generator of its own for each seed; ArgumentError for what is no integer of at least 0."""
     words = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
-    if any(not _whole(word) or word < 0 for word in words):
+    if any(not is_whole(word) or word < 0 for word in words):
         raise ArgumentError(f"seed = {seed!r}: an integer of at least 0 is expected")
     return np.random.default_rng(words)
 
@@ -100,5 +100,6 @@ def weighted_choice(
     )
 
 
-def _whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, and no boolean."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -14,6 +14,7 @@ from scanfield.pinn.diagnose import LM_LIMIT
 from scanfield.pinn.network import Network
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place, to_host
+from scanfield.pinn.sampling import is_whole
 
 __all__ = ["Optimizer", "Stage", "resolve"]
 
@@ -109,7 +110,11 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
             raise ArgumentError(
                 f"iterations = {iterations}: each stage of a list has its own, [(Adam(1e-3), 500), ...]"
             )
-        pairs = [pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, None) for pair in optimizer]
+        # Files write pairs as lists.
+        pairs = [
+            tuple(pair) if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, None)
+            for pair in optimizer
+        ]
         if not pairs:
             raise ArgumentError("optimizer: an empty list; give at least one stage")
         return tuple(_stage(one, count, network) for one, count in pairs)
@@ -128,21 +133,25 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
                 f"optimizer = {given!r}: allowed are {', '.join(map(repr, _NAMES))}, or an optimiser"
             )
         key = "lm" if given == "auto" else given
-        count = _ITERATIONS[key] if iterations is None else iterations
+        count = _count(_ITERATIONS[key] if iterations is None else iterations)
         if key == "adam":
-            made = Adam(Cosine(peak=5e-3, steps=max(count, 1), warmup=max(count, 1) // 50, final=1e-5))
+            made = Adam(Cosine(peak=5e-3, steps=count, warmup=count // 50, final=1e-5))
         else:
             # In units of the scaled loss, which is of order one at the start.
             made = LBFGS(tolerance=1e-12) if key == "lbfgs" else LevenbergMarquardt(damping=1e-5)
     elif isinstance(given, Optimizer):
         made = given
         kinds = {Adam: "adam", LBFGS: "lbfgs", LevenbergMarquardt: "lm"}
-        count = _ITERATIONS[kinds[type(given)]] if iterations is None else iterations
+        count = _count(_ITERATIONS[kinds[type(given)]] if iterations is None else iterations)
     else:
         raise ArgumentError(
             f"optimizer is a {type(given).__name__}: a name, Adam, LBFGS, LevenbergMarquardt, or a list of "
             "(optimizer, iterations) is expected"
         )
-    if count < 1:
-        raise ArgumentError(f"iterations = {count!r}: an integer of at least 1 is expected")
     return Stage(made, count)
+
+
+def _count(iterations: Any) -> int:
+    if not is_whole(iterations) or iterations < 1:
+        raise ArgumentError(f"iterations = {iterations!r}: an integer of at least 1 is expected")
+    return int(iterations)

@@ -18,6 +18,7 @@ from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.progress import shown
 from scanfield.pinn.run import Callback, Run
+from scanfield.pinn.sampling import is_whole
 from scanfield.pinn.stages import resolve
 
 __all__ = ["Callback", "train"]
@@ -104,7 +105,9 @@ def train(
     >>> fit.error(wave) < 1e-6
     True
     """
-    _check(problem, network, weights, resample, adaptive, patience, record, checkpoint_every, tolerance)
+    counts = {"resample": resample, "patience": patience, "record": record, "boundary": boundary}
+    counts |= {"checkpoint_every": checkpoint_every, "held_out": held_out, "iterations": iterations}
+    _check(problem, network, weights, adaptive, tolerance, counts)
     if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
         raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
     stages = resolve(optimizer, iterations, network)
@@ -144,12 +147,9 @@ def _check(
     problem: Helmholtz,
     network: Network,
     weights: str,
-    resample: int | None,
     adaptive: bool,
-    patience: int | None,
-    record: int,
-    checkpoint_every: int,
     tolerance: float,
+    counts: dict[str, int | None],
 ) -> None:
     if not isinstance(problem, Helmholtz):
         raise ArgumentError(f"problem is a {type(problem).__name__}: a Helmholtz problem is expected")
@@ -164,20 +164,17 @@ def _check(
         )
     if weights not in weighting.RULES:
         raise ArgumentError(f"weights = {weights!r}: allowed are {', '.join(map(repr, weighting.RULES))}")
-    counts = {
-        "resample": resample,
-        "patience": patience,
-        "record": record,
-        "checkpoint_every": checkpoint_every,
-    }
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ArgumentError(f"{name} = {value}: it is at least 1")
+        if value is not None and (not is_whole(value) or value < 1):
+            raise ArgumentError(f"{name} = {value!r}: an integer of at least 1 is expected")
+    resample = counts["resample"]
     if resample is not None and problem.domain.given:
         raise ArgumentError(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
+    if not isinstance(adaptive, bool):
+        raise ArgumentError(f"adaptive = {adaptive!r}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
-    if not tolerance >= 0:
-        raise ArgumentError(f"tolerance = {tolerance}: it is not negative")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
