@@ -25,6 +25,7 @@ import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.sampling import unit_points
+from scanfield.pinn.values import check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
@@ -217,11 +218,10 @@ class Ball(Domain):
     """
 
     def __init__(self, center: Sequence[float], radius: float) -> None:
+        check_positive("radius", radius)
         self.center, self.radius = _corner("center", center), float(radius)
         if len(self.center) not in (2, 3):
             raise ShapeError(f"center has {len(self.center)} numbers: two or three are expected")
-        if not (self.radius > 0 and math.isfinite(self.radius)):
-            raise ArgumentError(f"radius = {radius!r}: it is a number above 0")
         self.lower = tuple(c - self.radius for c in self.center)
         self.upper = tuple(c + self.radius for c in self.center)
         self.parts = ("circle",)
@@ -266,13 +266,16 @@ class Disk(Ball):
     """A disk: center and radius. See `Ball`."""
 
     def __init__(self, center: Sequence[float], radius: float) -> None:
-        if len(center) != 2:
-            raise ShapeError(f"center has {len(center)} numbers: a disk has two, a Ball three")
+        if (count := len(_corner("center", center))) != 2:
+            raise ShapeError(f"center has {count} numbers: a disk has two, a Ball three")
         super().__init__(center, radius)
 
 
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    listed = tuple(float(value) for value in values)
+    numbers = reals(name, values)
+    if numbers.ndim != 1:
+        raise ShapeError(f"{name} = {values!r:.40}: one number for each axis is expected")
+    listed = tuple(float(value) for value in numbers)
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")
     return listed

@@ -110,6 +110,8 @@ def train(
     _check(problem, network, weights, adaptive, tolerance, counts)
     if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
         raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
+    if checkpoint is not None and Path(checkpoint).is_dir():
+        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: it is a folder, a file is expected")
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(
