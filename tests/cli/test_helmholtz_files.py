@@ -99,6 +99,32 @@ def test_a_place_that_cannot_be_written_is_known_before_the_training(tmp_path, c
     assert status == 2 and "pictures are" in err and "stopped" not in out
 
 
+@pytest.mark.parametrize(
+    ("which", "device"),
+    [("numpy", "foo"), ("torch", "foo"), ("torch", "meta"), ("torch", ""), ("jax", "foo"), ("jax", "cpu")],
+)
+def test_devices(tmp_path, capsys, which, device):
+    """One that the library has runs, by its name on JAX too; any other is told in a line."""
+    pytest.importorskip(which, reason=f"needs {which}")
+    status, out, err = _run(tmp_path, capsys, GOOD, "--library", which, "--device", device)
+    if (which, device) == ("jax", "cpu"):
+        assert status == 0 and "relative L2 error" in out
+    else:
+        assert status == 2 and f"--device {device!r}" in err and len(err.splitlines()) == 1
+
+
+def test_a_disk_that_is_full_and_ctrl_c_outside_the_training(tmp_path, capsys, monkeypatch):
+    status, _, err = _run(tmp_path, capsys, GOOD, "--output", str(tmp_path / ("n" * 300)))
+    assert status == 2 and "name too long" in err.lower() and len(err.splitlines()) == 1
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scanfield.pinn.files.load_problem", interrupted)
+    status, _, err = _run(tmp_path, capsys, GOOD)
+    assert status == 130 and err == "scanfield helmholtz: interrupted\n"
+
+
 def _run(tmp_path, capsys, text, *words):
     path = tmp_path / "mine.toml"
     path.write_text(text)

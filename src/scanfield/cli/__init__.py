@@ -41,4 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before there was anything to keep
+        print(f"scanfield {arguments.command}: interrupted", file=sys.stderr)
+        return 130
     return status

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.cli.console import progress, table
-from scanfield.errors import ArgumentError, BackendError
+from scanfield.errors import ArgumentError, BackendError, DeviceError
 
 _EXAMPLES = """\
 examples:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         kinds = need("matplotlib.backend_bases", "plot").FigureCanvasBase.filetypes
         if arguments.plot.suffix.removeprefix(".").lower() not in kinds:
             raise ArgumentError(f"--plot {arguments.plot}: pictures are {', '.join(sorted(kinds))}")
-    network = problem.make_network(_namespace(arguments.library), device=arguments.device)
+    network = _network(problem, arguments.library, arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiagnosisWarning)  # told below, without a line of Python
@@ -163,6 +163,24 @@ def _parameters(given: list[str]) -> dict[str, float]:
         except ValueError:
             raise ArgumentError(f"--set {words}: NAME=NUMBER is expected") from None
     return found
+
+
+def _network(problem: Any, library: str, device: str | None) -> Any:
+    """The file's network on a device; DeviceError, in the library's words, for one that does not hold numbers."""
+    from scanfield.pinn.placing import to_host
+
+    xp = _namespace(library)
+    if device is None:
+        return problem.make_network(xp)
+    try:
+        # JAX's own devices have no names that it takes.
+        place = importlib.import_module("jax").devices(device)[0] if library == "jax" else device
+        network = problem.make_network(xp, device=place)
+        to_host(network.flatten())
+    except Exception as error:  # each library raises its own
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DeviceError(f"--device {device!r}: {library} has none ({words:.200})") from None
+    return network
 
 
 def _namespace(library: str) -> Any:

@@ -192,7 +192,7 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     for key in network:
         if key not in _NETWORK:
             raise ArgumentError(f"[network] {key}: allowed are {', '.join(_NETWORK)}")
-    features = {
+    features: dict[str, Any] = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
     }
     features |= {key: number(features[key], key, names) for key in ("scale", "wavenumber") if key in features}

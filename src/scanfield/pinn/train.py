@@ -149,8 +149,8 @@ def _check(
     problem: Helmholtz,
     network: Network,
     weights: str,
-    adaptive: bool,
-    tolerance: float,
+    adaptive: Any,
+    tolerance: Any,
     counts: dict[str, int | None],
 ) -> None:
     if not isinstance(problem, Helmholtz):
