@@ -47,8 +47,8 @@ class Linear(Layer):
 class Embedding(Layer):
     """y = weight[token]: integers (batch, time) in, (batch, time, width) out; ``weight`` (vocabulary, width).
 
-    A token outside 0..vocabulary - 1 is an ArgumentError on NumPy, elsewhere the array library's, or nobody's where it
-    clamps (JAX): nothing waits for a device.
+    A token outside 0..vocabulary - 1 is an ArgumentError on NumPy, an error of the library's elsewhere, and NaN on JAX:
+    nothing waits for a device.
     """
 
     tokens = True
