@@ -1,8 +1,9 @@
 """The gated delta rule token by token by ``lax.scan``, its vectors made a block of tokens at a time.
 
 S' = exp(g) S, up = y - e^T S', S = S' + k up^T, o = q^T S, and o = q^T S' + (q^T k) up: a token reads the decayed state
-once, for e and q together, and writes it once. On a CPU that is as fast as the chunk form (K = V = 64) and exact for growth,
-NaN and infinities as the recurrence is. What the gradients of q and e need is one product over the block.
+once, for e and q together, and writes it once. On a CPU that is as fast as the chunk form (K = V = 64) and exact for growth
+as the recurrence is; the same outputs are not finite, though inf may stand where the recurrence has NaN. What the gradients
+of q and e need is one product over the block.
 
 Symbols as in ``scanfield.gdn2``: q and k are scaled and repeated for all value heads of their group, e = b k the erase
 vector, y = w v, S' the decayed state; T is time, b batch, h value heads.

@@ -293,6 +293,14 @@ KDA = (D["q"], D["k"], D["v"], D["g"], D["beta"])
         (compat.fused_recurrent_dplr_delta_rule, scanfield.BackendError, "dplr"),
         (compat.chunk_rwkv7, scanfield.BackendError, "chunk_rwkv7: .*no rwkv7"),
         (compat.fused_recurrent_rwkv7, scanfield.BackendError, "rwkv7"),
+        (
+            lambda: compat.chunk_gated_delta_product(*GDN[:1], None, *GDN[2:], num_householder=2),
+            scanfield.ScanfieldError, "^k: expected an array",
+        ),
+        (
+            lambda: compat.chunk_gated_delta_product(*GDN[:4], None, num_householder=1),
+            scanfield.ScanfieldError, "^beta: expected an array",
+        ),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(call, error, text):

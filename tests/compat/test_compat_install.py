@@ -106,6 +106,7 @@ def refused(error, text, *packages, **options):
 refused(StateError, "fla: the real package is installed", "mamba_ssm", "fla")
 refused(ArgumentError, "'flash_attn'", "mamba_ssm", "flash_attn")
 refused(ArgumentError, "none given")
+refused(ArgumentError, "['fla']", ["fla"])
 with compat.install("fla", replace=True) as there:
     import fla.ops
     assert fla.__version__.endswith("+scanfield")

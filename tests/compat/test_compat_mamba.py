@@ -266,6 +266,31 @@ ROW = np.ones((1, 2, 4))
             ),
             scanfield.ArgumentError, "checkpoint_lvl: 2",
         ),
+        *(
+            (
+                lambda name=name: compat.selective_scan_fn(
+                    **{
+                        "u": ROW, "delta": ROW, "A": -np.ones((2, 3)), "B": np.ones((1, 3, 4)), "C": np.ones((1, 3, 4)),
+                        name: None,
+                    }
+                ),
+                scanfield.ScanfieldError, f"^{name}: expected an array",
+            )
+            for name in ("u", "delta", "A", "B", "C")
+        ),
+        (
+            lambda: compat.selective_state_update(
+                np.ones((1, 2, 3)), np.ones((1, 2)), np.ones((1, 2)), None, np.ones((1, 3)), np.ones((1, 3))
+            ),
+            scanfield.ScanfieldError, "^A: expected an arr",
+        ),
+        (
+            lambda: compat.mamba_chunk_scan_combined(
+                *(np.ones(s) for s in ((1, 4, 1, 2), (1, 4, 1), (1,), (1, 4, 1, 3), (1, 4, 1, 3))), 2,
+                return_final_states=True, state_dtype="zz",
+            ),
+            scanfield.ArgumentError, "state_dtype: 'zz'",
+        ),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(call, error, text):

@@ -168,3 +168,26 @@ def test_a_model_of_transformers_is_ours(kind: str, tmp_path: Path):
     for name, foreign in zip(gradients, state_dict(model, "transformers"), strict=True):
         want = named[foreign].grad.numpy()
         assert deviation(gradients[name], want, floor=1e-2 * size) <= 2e-5, name
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "int64", "U8", "object"])
+def test_numbers_that_are_no_real_floats_are_refused(dtype: str):
+    """Cast, an imaginary part would be lost and text read as numbers."""
+    layer = MambaBlock(4).init(1)
+    before = {name: array.copy() for name, array in layer.named_parameters().items()}
+    given = {name: array.astype(dtype) for name, array in before.items()}
+    with pytest.raises(scanfield.ScanfieldError, match=r"dtype|an array"):
+        load_state_dict(layer, given)
+    assert all(np.array_equal(before[name], array) for name, array in layer.named_parameters().items())
+
+
+def test_what_is_no_mapping_or_no_file_is_told(tmp_path: Path):
+    layer = MambaBlock(4).init(1)
+    for given in (3, None, [], "a"):
+        with pytest.raises(scanfield.StateError, match="state dict: a "):
+            load_state_dict(layer, given)  # type: ignore[arg-type]
+    header = b"[" * 200_000  # deeper than json reads
+    path = tmp_path / "deep.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(scanfield.StateError, match="header"):
+        load(layer, path)

@@ -13,6 +13,7 @@ from layer_cases import CASES, WIDTH, Case
 
 import scanfield
 from scanfield.layers import (
+    Embedding,
     GatedDeltaNet2,
     GatedDeltaNet2Config,
     LanguageModel,
@@ -279,3 +280,45 @@ def test_half_precision_is_computed_in_float32(library: Library, case: Case):
     for name, want in back(np.ones(truth.output.shape, "float32"))[2].items():
         assert library.dtype(gradients[name]) == half
         assert deviation(library.numpy(gradients[name]), want) <= step, name
+
+
+def test_states_and_names_that_are_none():
+    layer = MambaBlock(WIDTH, 2).init(1)
+    x = np.ones((2, 3, WIDTH), np.float32)
+    result, pullback = layer.vjp(x)
+    for bad in (3, [], "conv"):
+        for call in (
+            lambda bad=bad: layer(x, bad),
+            lambda bad=bad: pullback(result.output, bad),
+            lambda bad=bad: layer.relevance(result.output, x, R_state=bad),
+        ):
+            with pytest.raises(scanfield.StateError, match="arrays by name"):
+                call()
+    with pytest.raises(scanfield.DtypeError, match="state"):
+        layer(x, {name: a.astype("int64") for name, a in result.state.items()})
+    with pytest.raises(scanfield.ShapeError, match="cu_seqlens: holds nothing"):
+        layer(x[:1], cu_seqlens=[])
+    for prefix in (3, None):
+        with pytest.raises(scanfield.ArgumentError, match="prefix"):
+            layer.freeze(prefix)  # type: ignore[arg-type]
+    assert len(layer.trainable()) == len(layer.named_parameters())
+
+
+@pytest.mark.parametrize("token", [-1, -100, 7])
+def test_a_token_outside_the_vocabulary(library: Library, token: int):
+    """-1 and -100 mark padding elsewhere; libraries count the first from the end, and its gradient was lost."""
+    layer = Embedding(7, 3).init(1, library.xp, device=library.device)
+    x = library.array(np.asarray([[0, token]]))
+    errors = (scanfield.ArgumentError, IndexError)
+    with pytest.raises(errors):
+        layer(x)
+    with pytest.raises(errors):
+        layer.vjp(x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_tokens_in_few_bits_of_a_large_vocabulary(library: Library, dtype: str):
+    layer = Embedding(300, 2).init(1, library.xp, device=library.device)
+    result, pullback = layer.vjp(library.array(np.asarray([[5, 100]], dtype)))
+    gradient = library.numpy(pullback(result.output)[2]["weight"])
+    assert sorted(set(np.nonzero(gradient)[0])) == [5, 100]

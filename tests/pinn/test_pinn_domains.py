@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanfield.errors import ArgumentError, ShapeError
+from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.pinn.compound import Difference, PointSet
 from scanfield.pinn.domains import Ball, Box, Disk, Interval
 from scanfield.pinn.sampling import unit_points
@@ -94,10 +94,11 @@ def test_bad_input_is_named():
         (lambda: Box((0,) * 4, (1,) * 4), ShapeError, "lower has 4"),
         (lambda: Interval(1.0, 1.0), ArgumentError, "lower lies below"),
         (lambda: Interval(0.0, float("inf")), ArgumentError, "upper = "),
-        (lambda: Disk(0, 1.0), ArgumentError, "center = 0: a number for each axis"),
-        (lambda: Box(0, (1, 1)), ArgumentError, "lower = 0: a number for each axis"),
-        (lambda: Box((0, 0), ("a", 1)), ArgumentError, r"upper = \('a', 1\): a number for each axis"),
+        (lambda: Disk(0, 1.0), ShapeError, "center = 0: a number for each axis"),
+        (lambda: Box(0, (1, 1)), ShapeError, "lower = 0: a number for each axis"),
+        (lambda: Box((0, 0), ("a", 1)), DtypeError, "upper: came .*'a', 1.*real numbers are expected"),
         (lambda: Disk((0, 0), -1.0), ArgumentError, "radius = -1.0"),
+        (lambda: Disk((0,), 1.0), ShapeError, "center has 1 numbers: a disk has two"),
         (lambda: Disk((0, 0, 0), 1.0), ShapeError, "center has 3"),
         (lambda: Difference(Box((0, 0), (1, 1)), Disk((0.9, 0.5), 0.3)), ArgumentError, "wholly inside"),
         (lambda: Difference(Box((0, 0), (1, 1)), Interval(0.2, 0.3)), ShapeError, "2 dimensions"),

@@ -33,9 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ScanfieldError as error:
         print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"scanfield {arguments.command}: not enough memory ({error})", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader (`| head`) has gone. Point stdout elsewhere, or the interpreter complains while it shuts
         # down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before there was anything to keep
+        print(f"scanfield {arguments.command}: interrupted", file=sys.stderr)
+        return 130
     return status

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.cli.console import progress, table
-from scanfield.errors import ArgumentError, BackendError
+from scanfield.errors import ArgumentError, BackendError, DeviceError
 
 _EXAMPLES = """\
 examples:
@@ -92,13 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"PROBLEM is missing: a TOML file, or one of {', '.join(files.shipped())}")
     problem = files.load_problem(arguments.problem, **_parameters(arguments.set))
     output = arguments.output or Path(f"{problem.name}.npz")
-    for path in (output, arguments.plot):
+    # What cannot be written is refused before the training, not after it.
+    plot = None if arguments.plot is None else _picture(arguments.plot)
+    for path in dict.fromkeys((output, arguments.plot, plot)):
         if path is not None and not path.resolve().parent.is_dir():
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
-    plot = (
-        None if arguments.plot is None else _picture(arguments.plot)
-    )  # refused before the training, not after it
-    network = problem.make_network(_namespace(arguments.library), device=arguments.device)
+        if path is not None and path.is_dir():
+            raise ArgumentError(f"{path}: it is a folder, the name of a file is expected")
+    network = _network(problem, arguments.library, arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():
         # Told as they come, so that a long training need not be waited for, and without a line of Python.
@@ -135,7 +136,9 @@ def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
     if plot is not None:
         fit.plot(plot, problem.exact)
         print(f"plot written to {plot}")
-    if problem.exact is not None:
+    if problem.exact is not None and not np.any(found["exact"]):
+        print(f"the exact field is zero, the largest value found {np.max(np.abs(found['field'])):.1e}")
+    elif problem.exact is not None:
         print(f"relative L2 error {relative_error(found['field'], found['exact']):.1e}")
     else:
         print(
@@ -173,6 +176,24 @@ def _parameters(given: list[str]) -> dict[str, float]:
         except ValueError:
             raise ArgumentError(f"--set {words}: NAME=NUMBER is expected") from None
     return found
+
+
+def _network(problem: Any, library: str, device: str | None) -> Any:
+    """The file's network on a device; DeviceError, in the library's words, for one that does not hold numbers."""
+    from scanfield.pinn.placing import to_host
+
+    xp = _namespace(library)
+    if device is None:
+        return problem.make_network(xp)
+    try:
+        # JAX's own devices have no names that it takes.
+        place = importlib.import_module("jax").devices(device)[0] if library == "jax" else device
+        network = problem.make_network(xp, device=place)
+        to_host(network.flatten())
+    except Exception as error:  # each library raises its own
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DeviceError(f"--device {device!r}: {library} has none ({words:.200})") from None
+    return network
 
 
 def _namespace(library: str) -> Any:

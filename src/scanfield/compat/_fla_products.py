@@ -169,7 +169,9 @@ def chunk_gated_delta_product(
     _check_count(num_householder)
     xp = _arrays.namespace(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _arrays.check_rank(q, "q", "batch time heads K")
+    _arrays.check_rank(k, "k", "batch time*num_householder heads K")
     _arrays.check_rank(v, "v", "batch time*num_householder vheads V")
+    _arrays.check_rank(beta, "beta", "batch time*num_householder vheads")
     batch, time, heads, width = q.shape
     updates = {"batch": batch, "time*num_householder": time * num_householder}
     _rule.check_gate_shape(k, "k", **updates, heads=heads, K=width)

@@ -176,7 +176,7 @@ def install(*packages: str, replace: bool = False) -> Installation:
     if not packages:
         raise ArgumentError(f"packages: none given; allowed are {known}")
     for package in packages:
-        if package not in _MODULES:
+        if package not in list(_MODULES):  # no hash: it may be anything
             raise ArgumentError(f"packages: {package!r}; allowed are {known}")
     with _LOCK:
         missing = [name for name in dict.fromkeys(packages) if not _stands(name)]

@@ -141,8 +141,9 @@ def _scan(
         u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_state=initial_state
     )
     for name, array in {"u": u, "delta": delta, "z": z}.items():
-        if array is not None:
+        if array is not None or name != "z":
             _arrays.check_rank(array, name, "batch channels time")
+    _arrays.check_rank(A, "A", "channels state")
     rows: dict[str, Any] = {
         "u": _arrays.time_second(xp, u),
         "delta": _arrays.time_second(xp, delta),
@@ -291,6 +292,7 @@ def mamba_inner_fn(
         delta_bias=delta_bias,
     )
     _arrays.check_rank(xz, "xz", "batch 2*channels time")
+    _arrays.check_rank(A, "A", "channels state")
     _arrays.check_rank(conv1d_weight, "conv1d_weight", "channels 1 width")
     channels, state = A.shape[0], A.shape[-1] * (2 if is_complex(A) else 1)
     rank = delta_proj_weight.shape[1]

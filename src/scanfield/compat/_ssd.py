@@ -127,7 +127,12 @@ def mamba_chunk_scan_combined(
     y = xp.reshape(y, (batch, time, heads, width))
     y = y if z is None else _arrays.gated(xp, y, z, x.dtype)
     if state_dtype is not None:
-        states = cast(xp, states, state_dtype)
+        try:
+            states = cast(xp, states, state_dtype)
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"state_dtype: {state_dtype!r:.60}; a dtype of x's library is expected"
+            ) from None
     results = [y]
     if return_final_states:
         results.append(states if last is None else _arrays.take(xp, states, last))

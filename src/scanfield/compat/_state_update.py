@@ -69,6 +69,7 @@ def selective_state_update(
     _arrays.check_rank(state, "state", "batch channels state", "batch heads channels state")
     _arrays.check_writable(state, "state")
     with_heads = len(state.shape) == 4
+    _arrays.check_rank(A, "A", "heads channels state" if with_heads else "channels state")
     _check(state, x, dt, A, B, C, D, z, dt_bias, with_heads)
     rows = None
     if state_batch_indices is not None:

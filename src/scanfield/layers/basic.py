@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.convolution import Convolution
@@ -45,7 +47,8 @@ class Linear(Layer):
 class Embedding(Layer):
     """y = weight[token]: integers (batch, time) in, (batch, time, width) out; ``weight`` (vocabulary, width).
 
-    A token outside 0..vocabulary - 1 is an error of the array library, or of nobody where it clamps (JAX).
+    A token outside 0..vocabulary - 1 is an ArgumentError on NumPy, an error of the library's elsewhere, and NaN on JAX:
+    nothing waits for a device.
     """
 
     tokens = True
@@ -57,7 +60,16 @@ class Embedding(Layer):
 
     def define(self, run: Run, x: Value) -> Value:
         """weight[x]"""
-        return run.one(Lookup(), x, run.parameter("weight"))
+        weight = run.parameter("weight")
+        tokens, most = x.array, weight.array.shape[0] - 1
+        # NumPy would count a negative one, which means padding elsewhere, from the end.
+        if (
+            isinstance(tokens, numpy.ndarray)
+            and tokens.size
+            and not 0 <= tokens.min() <= tokens.max() <= most
+        ):
+            raise ArgumentError(f"x: tokens from {tokens.min()} to {tokens.max()}; allowed are 0 to {most}")
+        return run.one(Lookup(), x, weight)
 
 
 class RMSNorm(Layer):

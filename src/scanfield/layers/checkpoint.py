@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import Array, device_of, dtype_name, library_of
-from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.arrays import REAL, Array, device_of, dtype_name, library_of
+from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
 from scanfield.layers import safetensors
 from scanfield.layers.language_model import LanguageModel
 from scanfield.layers.layer import Layer
@@ -78,9 +78,17 @@ def load_state_dict(layer: Layer, arrays: Mapping[str, Array], names: str = "sca
     ------
     StateError
         For a name too many or too few, and for a second, different weight of a tied model.
-    ShapeError
-        For another shape.
+    ShapeError, DtypeError
+        For another shape, and for numbers that are no real floats.
     """
+    if not isinstance(arrays, Mapping):
+        raise StateError(f"state dict: a {type(arrays).__name__}; arrays by name are expected")
+    for name, array in arrays.items():
+        library_of(array, str(name))
+        if (
+            dtype_name(array.dtype) not in REAL
+        ):  # a cast would drop the imaginary part, or read text as numbers
+            raise DtypeError(f"{name}: dtype {dtype_name(array.dtype)}; allowed are {', '.join(REAL[:4])}")
     given = {name: host(array) for name, array in arrays.items()}
     present = layer.named_parameters()
     wanted = {upstream(layer, name, names): name for name in present}

@@ -215,6 +215,7 @@ class Layer(Parametrised):
         save: bool = False,
     ) -> tuple[Run, Value]:
         """A run of this layer, with its input checked and entered."""
+        _check_mapping("state", state)
         parameters = self.named_parameters()
         library = check_same_library([("x", x), *parameters.items(), *(state or {}).items()])
         self._check_input(x)
@@ -259,6 +260,8 @@ class Layer(Parametrised):
             raise StateError(
                 f"state: holds {sorted(state)}, this layer's is {sorted(names)}; pass what an earlier call returned, or None"
             )
+        for name in names:
+            check_floating(state[name], f"state[{name!r}]", complex_allowed=False)
         return {name: cast(xp, state[name], dtype) for name in names}
 
     def through(self, run: Run, x: Value) -> Value:
@@ -283,6 +286,7 @@ class Layer(Parametrised):
         keep: bool = False,
     ) -> dict[int, Array]:
         """Walk back with cotangents that fit."""
+        _check_mapping("d_state", d_state)
         if d_output is None and not d_state:
             raise ArgumentError("pullback: d_output or d_state is needed, both are None")
         seeds = [(last, seed(run, last, d_output, "d_output"))]
@@ -306,6 +310,7 @@ class Layer(Parametrised):
         epsilon: Any,
     ) -> Walked:
         """Walk back with relevance that fits."""
+        _check_mapping("R_state", R_state)
         if R_output is None and not R_state:
             raise ArgumentError("R_output: relevance of the output or of the state is needed, both are None")
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < inf:
@@ -361,3 +366,10 @@ def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None
     if tuple(array.shape) != tuple(value.array.shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, must be {tuple(value.array.shape)}")
     return cast(run.xp, array, run.dtype)
+
+
+def _check_mapping(name: str, given: Any) -> None:
+    if given is not None and not isinstance(given, Mapping):
+        raise StateError(
+            f"{name}: a {type(given).__name__}; arrays by name, as a state holds them, are expected"
+        )

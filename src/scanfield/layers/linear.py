@@ -98,8 +98,11 @@ class Lookup(Function):
         tokens, weight = inputs
         if not dtype_name(tokens.dtype).startswith(("int", "uint")):
             raise DtypeError(f"x: dtype {dtype_name(tokens.dtype)}; tokens are integers")
-        flat = xp.take(weight, xp.reshape(tokens, (math.prod(tokens.shape),)), axis=0)
-        return (xp.reshape(flat, (*tokens.shape, weight.shape[1])),)
+        flat = _flat(xp, tokens)
+        # Libraries count a negative one from the end, where the gradient would not follow: past the end it is as
+        # wrong as it is.
+        flat = xp.where(flat < 0, xp.full_like(flat, weight.shape[0]), flat)
+        return (xp.reshape(xp.take(weight, flat, axis=0), (*tokens.shape, weight.shape[1])),)
 
     def backward(
         self, xp: Namespace, saved: Saved, d_outputs: tuple[Any, ...], wanted: tuple[bool, ...]
@@ -108,8 +111,8 @@ class Lookup(Function):
         (tokens, weight), (d,) = saved.inputs, d_outputs
         if not wanted[1]:
             return None, None
-        flat = xp.reshape(tokens, (math.prod(tokens.shape),))
-        every = xp.arange(weight.shape[0], dtype=tokens.dtype, device=device_of(tokens))
+        flat = _flat(xp, tokens)
+        every = xp.arange(weight.shape[0], dtype=flat.dtype, device=device_of(tokens))
         hot = xp.astype(xp.expand_dims(every, axis=1) == xp.expand_dims(flat, axis=0), weight.dtype)
         return None, xp.matmul(hot, _rows(xp, d))
 
@@ -117,6 +120,12 @@ class Lookup(Function):
         """One token makes its whole row, so every rule gives it the row's relevance."""
         (y,), (r,) = saved.outputs, rho
         return Passed((None, None), (xp.sum(y * r, axis=-1), None))
+
+
+def _flat(xp: Namespace, tokens: Array) -> Array:
+    """Tokens along one axis, in integers that can count any vocabulary."""
+    flat = xp.reshape(tokens, (math.prod(tokens.shape),))
+    return xp.astype(flat, xp.int32) if dtype_name(flat.dtype).endswith(("int8", "int16")) else flat
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,8 @@ class Parametrised:
             owner._frozen.discard(name)
 
     def _matching(self, prefix: str) -> list[tuple[str, Parametrised, str]]:
+        if not isinstance(prefix, str):
+            raise ArgumentError(f"prefix: {prefix!r}; a dotted name is expected, or '' for all")
         found = [
             entry
             for entry in self._owners()

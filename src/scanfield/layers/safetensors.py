@@ -63,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, tuple[str, Any]]:
             name: _entry(path, name, entry, memoryview(content)[8 + size :])
             for name, entry in entries.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateError(f"{path}: the header of the safetensors file is broken: {error}") from None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from scanfield.errors import ArgumentError
 from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Box, Domain
+from scanfield.pinn.values import check_positive
 
 __all__ = ["PML"]
 
@@ -47,8 +48,7 @@ class PML:
     reflection: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not (self.width > 0 and math.isfinite(self.width)):
-            raise ArgumentError(f"width = {self.width!r}: it is a number above 0")
+        check_positive("width", self.width)
         if not 0 < self.reflection < 1:
             raise ArgumentError(f"reflection = {self.reflection!r}: it lies between 0 and 1")
 

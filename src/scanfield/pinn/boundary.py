@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from scanfield.errors import ArgumentError
 from scanfield.pinn.domains import Domain
-from scanfield.pinn.values import Value
+from scanfield.pinn.values import Value, check_positive
 
 __all__ = [
     "Condition",
@@ -69,8 +69,7 @@ class Condition:
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not (self.weight > 0 and math.isfinite(self.weight)):
-            raise ArgumentError(f"weight = {self.weight!r}: it is a number above 0")
+        check_positive("weight", self.weight)
 
     def on(self, domain: Domain) -> tuple[str, ...]:
         """The parts of the boundary where it holds."""

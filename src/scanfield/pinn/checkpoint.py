@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
     try:
         record = json.loads(metadata[_KEY])
         found, version, checksum, facts = (record[name] for name in ("kind", "version", "checksum", "facts"))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise StateError(f"{path}: a safetensors file, but scanfield did not write it") from None
     if found != kind or version != _VERSION or not isinstance(facts, dict):
         raise StateError(f"{path}: holds {found!r} version {version!r}, expected {kind!r} version {_VERSION}")

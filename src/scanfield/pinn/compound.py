@@ -10,6 +10,7 @@ import numpy as np
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.domains import Ball, Distance, Domain, Surface
 from scanfield.pinn.sampling import unit_points
+from scanfield.pinn.values import reals
 
 __all__ = ["Difference", "PointSet"]
 
@@ -26,6 +27,11 @@ class Difference(Domain):
     """
 
     def __init__(self, outer: Domain, hole: Domain) -> None:
+        for name, domain in (("outer", outer), ("hole", hole)):
+            if not isinstance(domain, Domain):
+                raise ArgumentError(
+                    f"{name} is a {type(domain).__name__}: a domain is expected, such as Disk((0, 0), 1)"
+                )
         if outer.dimensions != hole.dimensions:
             raise ShapeError(
                 f"outer has {outer.dimensions} dimensions and hole {hole.dimensions}: equally many are expected"
@@ -153,7 +159,7 @@ class PointSet(Domain):
 
 
 def _points(name: str, values: Any, dimensions: int | None = None) -> np.ndarray:
-    x = np.asarray(values, dtype=np.float64)
+    x = reals(name, values)
     if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] not in (1, 2, 3) or dimensions not in (None, x.shape[1]):
         shown = "d" if dimensions is None else str(dimensions)
         raise ShapeError(f"{name} has shape {x.shape}: (n, {shown}) is expected, d = 1, 2 or 3, n at least 1")

@@ -23,6 +23,7 @@ LM_LIMIT = 5000
 
 _FEWEST = 6.0
 _RECOMMENDED = 10
+_MODES = 300_000  # looked at: a diagnosis may not take longer than the training
 _CLOSE = 1e-3  # relative distance of k^2 to an eigenvalue that counts as on it
 
 
@@ -105,11 +106,14 @@ def _eigenvalue(problem: Helmholtz) -> str:
         return ""
     squared = float(k[0].real) ** 2
     sizes = np.subtract(domain.upper, domain.lower)
-    axes = []
+    counts, axes = [], []
     for axis, size in enumerate(sizes):
         ends = kinds[domain.parts[2 * axis]] + kinds[domain.parts[2 * axis + 1]]
         shift, first = (0.5, 1) if ends in ("DN", "ND") else (0.0, 1 if ends == "DD" else 0)
         last = math.ceil(math.sqrt(squared) * size / math.pi + shift) + 1
+        counts.append(last - first + 1)
+        if math.prod(counts) > _MODES:
+            return ""
         axes.append([(m, (math.pi * (m - shift) / size) ** 2) for m in range(first, last + 1)])
     for modes in itertools.product(*axes):
         value = sum(part for _, part in modes)

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.sampling import unit_points
+from scanfield.pinn.values import check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
@@ -216,12 +217,13 @@ class Ball(Domain):
     0.785398
     """
 
+    _allowed: ClassVar[tuple[tuple[int, ...], str]] = ((2, 3), "two or three are expected")
+
     def __init__(self, center: Sequence[float], radius: float) -> None:
+        check_positive("radius", radius)
         self.center, self.radius = _corner("center", center), float(radius)
-        if len(self.center) not in (2, 3):
-            raise ShapeError(f"center has {len(self.center)} numbers: two or three are expected")
-        if not (self.radius > 0 and math.isfinite(self.radius)):
-            raise ArgumentError(f"radius = {radius!r}: it is a number above 0")
+        if len(self.center) not in self._allowed[0]:
+            raise ShapeError(f"center has {len(self.center)} numbers: {self._allowed[1]}")
         self.lower = tuple(c - self.radius for c in self.center)
         self.upper = tuple(c + self.radius for c in self.center)
         self.parts = ("circle",)
@@ -265,19 +267,14 @@ class Ball(Domain):
 class Disk(Ball):
     """A disk: center and radius. See `Ball`."""
 
-    def __init__(self, center: Sequence[float], radius: float) -> None:
-        super().__init__(center, radius)
-        if len(self.center) != 2:
-            raise ShapeError(f"center has {len(self.center)} numbers: a disk has two, a Ball three")
+    _allowed = ((2,), "a disk has two, a Ball three")
 
 
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    try:
-        listed = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"{name} = {values!r}: a number for each axis is expected, such as (0, 0)"
-        ) from None
+    numbers = reals(name, values)
+    if numbers.ndim != 1:
+        raise ShapeError(f"{name} = {values!r:.40}: a number for each axis is expected, such as (0, 0)")
+    listed = tuple(float(value) for value in numbers)
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")
     return listed

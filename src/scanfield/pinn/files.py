@@ -39,6 +39,7 @@ from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
+from scanfield.pinn.values import evaluate
 
 __all__ = ["ProblemFile", "load_problem", "shipped", "source"]
 
@@ -57,6 +58,7 @@ _SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
     name: getattr(solutions, name) for name in solutions.__all__ if name != "Solution"
 }
 _NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
+_TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
 
 
@@ -151,7 +153,16 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     unknown = [key for key in tables if key not in _TABLES]
     if unknown:
         raise ArgumentError(f"[{unknown[0]}]: no such table; there are {', '.join(_TABLES)}")
-    given: dict[str, Any] = dict(tables.get("parameters", {}))
+    for key in ("problem", "domain", "network"):
+        if key not in tables:
+            raise ArgumentError(f"[{key}] is missing: a file has [problem], [domain] and [network] at least")
+    entries = tables.get("boundary", [])
+    if not isinstance(entries, list):
+        raise ArgumentError("[boundary]: conditions are a list, write [[boundary]] above each")
+    given = _table("parameters", tables.get("parameters", {}))
+    taken = [key for key in given if key in _TAKEN]
+    if taken:
+        raise ArgumentError(f"parameter {taken[0]!r}: formulas know this name as something else")
     for key in replaced:
         if key not in given:
             raise ArgumentError(f"parameter {key!r}: the file has {', '.join(given) or 'none'}")
@@ -159,25 +170,25 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     for key, value in (given | dict(replaced)).items():  # later ones may use earlier ones
         names[key] = number(value, key, names)
 
-    for name in ("problem", "domain", "network"):
-        if not isinstance(tables.get(name), dict):
-            raise ArgumentError(f"[{name}] is missing: a file has [problem], [domain] and [network] at least")
-    if not isinstance(tables.get("boundary", []), list):
-        raise ArgumentError("[boundary]: conditions are a list, write [[boundary]] above each")
     solution = _solution(tables.get("solution"), names)
-    stated = dict(tables["problem"])
+    stated = _table("problem", tables["problem"])
     if "wavenumber" not in stated:
         raise ArgumentError("[problem] wavenumber is missing: a number or a formula in quotes")
-    domain = _domain(dict(tables["domain"]), names)
-    held = [_condition(dict(entry), names, solution) for entry in tables.get("boundary", [])]
+    domain = _domain(_table("domain", tables["domain"]), names)
+    held = [_condition(_table("boundary", entry), names, solution) for entry in entries]
     problem = Helmholtz(
         domain, _value(stated.pop("wavenumber"), names), _value(stated.pop("source", 0.0), names), held
     )
     exact = _value(stated.pop("exact"), names) if "exact" in stated else solution
+    if isinstance(exact, float):
+        exact = Formula(repr(exact))
     if stated:
         raise ArgumentError(f"[problem] {next(iter(stated))}: allowed are wavenumber, source, exact")
 
-    network = dict(tables["network"])
+    if exact is not None:  # known before the training, not after it
+        evaluate("exact", exact, domain.interior(16), given=domain.given)
+
+    network = _table("network", tables["network"])
     for key in network:
         if key not in _NETWORK:
             raise ArgumentError(f"[network] {key}: allowed are {', '.join(_NETWORK)}")
@@ -187,24 +198,24 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         )
     if not isinstance(network.get("trainable", True), bool):
         raise ArgumentError(f"[network] trainable = {network['trainable']!r}: allowed are true and false")
-    for table in ("network", "training"):
-        check_count(f"[{table}] seed", tables.get(table, {}).get("seed", 0), 0)
-    features = {
+    features: dict[str, Any] = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
     }
     features |= {key: number(features[key], key, names) for key in ("scale", "wavenumber") if key in features}
-    features["seed"] = network.get("seed", 0)
-    training = dict(tables.get("training", {}))
+    features["seed"] = network["seed"] = check_count("[network] seed", network.get("seed", 0), 0)
+    training = _table("training", tables.get("training", {}))
     allowed = set(inspect.signature(train).parameters) - {
         "problem",
         "network",
         "callbacks",
+        "progress",
         "checkpoint",
         "resume",
     }
     for key in training:
         if key not in allowed:
             raise ArgumentError(f"[training] {key}: allowed are {', '.join(sorted(allowed))}")
+    check_count("[training] seed", training.get("seed", 0), 0)
     made = ProblemFile(called, str(tables.get("title", called)), problem, exact, features, network, training)
     made.make_network()  # what the file says of the network is checked now
     return made
@@ -222,6 +233,12 @@ def _value(value: Any, names: Mapping[str, float], solution: solutions.Solution 
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(f"{value!r}: a number or a formula in quotes is expected")
     return float(value)
+
+
+def _table(name: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ArgumentError(f"{name} = {entry!r:.40}: a table, [{name}], is expected")
+    return dict(entry)
 
 
 def _numbers(value: Any, name: str, names: Mapping[str, float]) -> Any:
@@ -256,13 +273,13 @@ def _domain(entry: dict[str, Any], names: Mapping[str, float]) -> Domain:
     kind, make = _kind(entry, "domain", _DOMAINS)
     numbers = {key: _numbers(value, key, names) for key, value in entry.items()}
     domain: Domain = _build(make, "domain", kind, numbers)
-    return domain if hole is None else Difference(domain, _domain(dict(hole), names))
+    return domain if hole is None else Difference(domain, _domain(_table("hole", hole), names))
 
 
 def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | None:
     if entry is None:
         return None
-    held = dict(entry)
+    held = _table("solution", entry)
     kind, make = _kind(held, "solution", _SOLUTIONS)
     plain = {key: held.pop(key) for key in ("total", "orders", "order") if key in held}
     numbers = {key: _numbers(value, key, names) for key, value in held.items()}
@@ -279,7 +296,13 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
         if key in entry:
             entry[key] = number(entry[key], key, names)
     if "region" in entry:
-        entry["region"] = _domain(dict(entry["region"]), names)
+        entry["region"] = _domain(_table("region", entry["region"]), names)
     if isinstance(entry.get("where"), list):
         entry["where"] = tuple(entry["where"])
+    if not isinstance(entry.get("where", ""), str | tuple):
+        raise ArgumentError(
+            f"[boundary] where = {entry['where']!r}: the name of a part of the boundary, or a list of them"
+        )
+    if not isinstance(entry.get("hard", False), bool):
+        raise ArgumentError(f"[boundary] hard = {entry['hard']!r}: allowed are true and false")
     return _build(make, "boundary", kind, entry)

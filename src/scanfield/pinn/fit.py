@@ -13,6 +13,7 @@ from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.checkpoint import save_network
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
+from scanfield.pinn.values import reals
 
 __all__ = ["Fit", "Record", "evaluation_grid", "relative_error"]
 
@@ -58,7 +59,7 @@ class Fit:
 
     def error(self, exact: Callable[[np.ndarray], np.ndarray], x: np.ndarray | None = None) -> float:
         """The relative L2 error against an exact field at points (n, d); None: a grid of 100 along each axis."""
-        points = evaluation_grid(self.problem) if x is None else np.asarray(x, dtype=np.float64)
+        points = evaluation_grid(self.problem) if x is None else reals("x", x)
         return relative_error(self.field(points), np.asarray(exact(points)))
 
     @property

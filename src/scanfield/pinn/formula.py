@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scanfield.errors import ArgumentError
+from scanfield.errors import ArgumentError, ScanfieldError
 from scanfield.pinn.extras import need
 
 __all__ = ["FUNCTIONS", "Formula", "number"]
@@ -82,7 +82,10 @@ class Formula:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ArgumentError(f"formula {text!r:.80}: it cannot be read ({type(error).__name__})") from None
         self._names: set[str] = set()
-        self._check(self._tree)
+        try:
+            self._check(self._tree)
+        except RecursionError:
+            raise ArgumentError(f"formula {text!r:.80}: it is nested too deeply") from None
         # One that needs normals is called with them.
         self.__signature__ = _WITH_NORMALS if self._names & set(_NORMALS) else _WITHOUT
 
@@ -95,9 +98,9 @@ class Formula:
         with np.errstate(all="ignore"):  # what is not finite is refused with its name where it is used
             try:
                 found = np.asarray(self._value(self._tree, names))
-            except ArgumentError:  # it names the formula already
+            except ScanfieldError:  # it names the formula already
                 raise
-            except (ArithmeticError, TypeError, ValueError) as error:
+            except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
                 raise ArgumentError(f"formula {self.text!r:.80}: {error}") from None
         return np.array(np.broadcast_to(found, x.shape[:1]))
 
@@ -177,7 +180,10 @@ def number(value: Any, name: str, parameters: Mapping[str, Any]) -> float:
     """A number of a problem file: itself, or a formula of the parameters alone."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ArgumentError(f"{name} = {value!r}: a number or a formula in quotes is expected")
-    found = Formula(value, parameters)(np.zeros((1, 0)))[0] if isinstance(value, str) else value
+    try:
+        found = Formula(value, parameters)(np.zeros((1, 0)))[0] if isinstance(value, str) else float(value)
+    except OverflowError:  # an integer
+        found = np.inf
     if np.iscomplexobj(found) or not np.isfinite(found):
-        raise ArgumentError(f"{name} = {value!r}: it is {found}, a finite real number is expected")
+        raise ArgumentError(f"{name} = {value!r:.80}: it is {found}, a finite real number is expected")
     return float(found)

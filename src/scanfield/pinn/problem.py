@@ -18,7 +18,7 @@ These scales live in the weights: what is reported is the raw mean of |residual|
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,12 +46,13 @@ from scanfield.pinn.jets import jet
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
 from scanfield.pinn.terms import Term
-from scanfield.pinn.values import Value, evaluate
+from scanfield.pinn.values import Value, check_positive, evaluate, reals
 
 __all__ = ["Data", "Helmholtz", "Sample"]
 
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
+_FASTEST = 1e60  # what is squared twice stays finite
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
 
@@ -120,12 +121,12 @@ class Helmholtz:
             )
         self.domain, self.source = domain, source
         self.wavenumber = wavenumber
-        conditions = [boundary] if isinstance(boundary, Condition | PML) else list(boundary)
+        conditions = _listed("boundary", boundary, Condition | PML)
         self.layer = _layer(conditions, domain)
         self.conditions = _with_layers_end(
             [c for c in conditions if isinstance(c, Condition)], self.layer, domain
         )
-        self.data = tuple(_data(d, domain.dimensions) for d in ([data] if isinstance(data, Data) else data))
+        self.data = tuple(_data(d, domain.dimensions) for d in _listed("data", data, Data))
         self.interfaces = [c for c in self.conditions if isinstance(c, Interface)]
         for condition in self.conditions:
             self._check(condition)
@@ -152,14 +153,22 @@ class Helmholtz:
 
     def _measure(self, asked: bool | None, scale: float | None) -> None:
         """Sizes that scale the terms, and whether anything is complex."""
+        longest = float(max(np.subtract(self.domain.upper, self.domain.lower)))
+        if not 1 / _FASTEST < longest < _FASTEST:
+            raise ArgumentError(
+                f"domain = {self.domain!r}: its size is {longest:.3g}, and powers of it leave the floats"
+            )
         probe = self.domain.interior(_PROBE, seed=0)
         k = self.wavenumber_at(probe)
         f = evaluate("source", self.source, probe, given=self.domain.given)
         self.reference = float(np.max(np.abs(k.real)))
+        if self.reference > _FASTEST:
+            raise ArgumentError(
+                f"wavenumber = {self.reference:.3g}: at most {_FASTEST:g}, or its powers overflow"
+            )
         self.source_size = float(np.max(np.abs(f)))
         size = 0.0
         found_complex = any(v.dtype.kind == "c" for v in (k, f)) or self.layer is not None
-        longest = max(np.subtract(self.domain.upper, self.domain.lower))
         slope = max(self.reference, 1.0 / longest)
         for condition, surface in zip(self.conditions, surfaces(self, 256, "sobol", (0,)), strict=True):
             found_complex |= isinstance(condition, Impedance | Sommerfeld)
@@ -176,6 +185,8 @@ class Helmholtz:
         for measured in self.data:
             found_complex |= measured.values.dtype.kind == "c"
             size = max(size, float(np.max(np.abs(measured.values))))
+        if asked is not None and not isinstance(asked, bool):
+            raise ArgumentError(f"complex_field = {asked!r}: True, False or None is expected")
         if asked is False and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
@@ -183,8 +194,7 @@ class Helmholtz:
         driven = self.source_size / max(self.reference, math.pi / longest) ** 2
         self.field_scale = size if size > 1e-8 * driven else 1.0
         if scale is not None:
-            if not (scale > 0 and math.isfinite(scale)):
-                raise ArgumentError(f"field_scale = {scale!r}: it is a number above 0")
+            check_positive("field_scale", scale)
             self.field_scale = float(scale)
         self.slope_scale = slope * self.field_scale
         self.equation_scale = max(self.reference**2 * self.field_scale, self.source_size)
@@ -226,7 +236,7 @@ class Helmholtz:
         points for the same seed.
         """
         points = check_count("points", points)
-        boundary = None if boundary is None else check_count("boundary", boundary, 0)
+        boundary = None if boundary is None else check_count("boundary", boundary)
         interior = self.domain.interior(points, sampling, (seed, cycle, 0))
         return Sample(
             interior,
@@ -271,7 +281,7 @@ class Helmholtz:
 
     def field(self, network: Network, x: Any, *, chunk: int = 4096) -> np.ndarray:
         """The field at host points (n, d): (n,) float64, or complex128 where the problem is complex."""
-        points = np.asarray(x, dtype=np.float64)
+        points = reals("x", x)
         if points.ndim != 2 or points.shape[1] != self.dimensions:
             raise ShapeError(f"x has shape {points.shape}: (n, {self.dimensions}) is expected")
         value: Array = jet(network, place(self.chart(points), network), order=0, chunk=chunk).value
@@ -283,6 +293,15 @@ class Helmholtz:
     def physical(self, x: np.ndarray) -> np.ndarray:
         """Which points (n, d) show the field itself: all but those in an absorbing layer."""
         return np.ones(x.shape[0], dtype=bool) if self.layer is None else self.layer.physical(self.domain, x)
+
+
+def _listed(name: str, given: Any, kind: Any) -> list[Any]:
+    """One of a kind, or several, as a list."""
+    if isinstance(given, kind):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise ArgumentError(f"{name} is {given!r:.40}: one, a list of them, or () for none is expected")
+    return list(given)
 
 
 def _layer(conditions: list[Any], domain: Domain) -> PML | None:
@@ -330,9 +349,10 @@ def _unknowns(problem: Helmholtz) -> dict[str, float]:
 
 
 def _data(given: Data, dimensions: int) -> Data:
-    x, values = np.asarray(given.points, dtype=np.float64), np.asarray(given.values)
+    if not isinstance(given, Data):
+        raise ArgumentError(f"data holds a {type(given).__name__}: Data(points, values) is expected")
+    x, values = reals(f"points of {given.name!r}", given.points), np.asarray(given.values)
     if x.ndim != 2 or x.shape[1] != dimensions or x.shape[0] < 1:
         raise ShapeError(f"points of {given.name!r} have shape {x.shape}: (n, {dimensions}) is expected")
-    if not given.weight > 0:
-        raise ArgumentError(f"weight = {given.weight!r} of {given.name!r}: it is a number above 0")
+    check_positive(f"weight of {given.name!r}", given.weight)
     return given._replace(points=x, values=evaluate(f"values of {given.name!r}", values, x, given=True))

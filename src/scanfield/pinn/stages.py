@@ -110,6 +110,7 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
             raise ArgumentError(
                 f"iterations = {iterations}: each stage of a list has its own, [(Adam(1e-3), 500), ...]"
             )
+        # Files write pairs as lists.
         pairs = [
             pair if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, None) for pair in optimizer
         ]

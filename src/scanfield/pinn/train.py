@@ -106,15 +106,22 @@ def train(
     >>> fit.error(wave) < 1e-6
     True
     """
-    _check(problem, network, weights, resample, adaptive, patience, record, checkpoint_every, tolerance)
+    # The other counts are checked by what takes them, before anything is trained.
+    counts = {"resample": resample, "patience": patience, "record": record}
+    counts |= {"checkpoint_every": checkpoint_every}
+    _check(problem, network, weights, adaptive, tolerance, counts)
     if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
         raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
+    if checkpoint is not None and Path(checkpoint).is_dir():
+        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: it is a folder, a file is expected")
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(
             f"weights = {weights!r}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
         )
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
+    watched = min(max(points, 256), 1000) if held_out is None else held_out
+    watched_points = problem.held_out(watched, seed=seed)
     told = diagnose(problem, sample, network, tuple(stage.optimizer for stage in stages))
     for words in told:
         warnings_module.warn(words, DiagnosisWarning, stacklevel=2)
@@ -123,8 +130,7 @@ def train(
     run.draw = lambda cycle: problem.draw(points, boundary, sampling=sampling, seed=seed, cycle=cycle)
     run.callbacks = tuple(callbacks)
     run.checkpoint, run.checkpoint_every = checkpoint, checkpoint_every
-    watched = min(max(points, 256), 1000) if held_out is None else held_out
-    run.watched = problem.held_out(watched, seed=seed)
+    run.watched = watched_points
     run.settings = {
         "points": points, "boundary": boundary, "sampling": sampling, "seed": seed, "weights": weights,
         "resample": resample, "adaptive": adaptive, "record": record, "chunk": chunk, "held_out": watched,
@@ -146,12 +152,9 @@ def _check(
     problem: Helmholtz,
     network: Network,
     weights: str,
-    resample: int | None,
-    adaptive: bool,
-    patience: int | None,
-    record: int,
-    checkpoint_every: int,
+    adaptive: Any,
     tolerance: Any,
+    counts: dict[str, int | None],
 ) -> None:
     if not isinstance(problem, Helmholtz):
         raise ArgumentError(f"problem is a {type(problem).__name__}: a Helmholtz problem is expected")
@@ -168,20 +171,17 @@ def _check(
         )
     if weights not in weighting.RULES:
         raise ArgumentError(f"weights = {weights!r}: allowed are {', '.join(map(repr, weighting.RULES))}")
-    counts = {
-        "resample": resample,
-        "patience": patience,
-        "record": record,
-        "checkpoint_every": checkpoint_every,
-    }
     for name, value in counts.items():
         if value is not None:
             check_count(name, value)
+    resample = counts["resample"]
     if resample is not None and problem.domain.given:
         raise ArgumentError(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
+    if not isinstance(adaptive, bool):
+        raise ArgumentError(f"adaptive = {adaptive!r}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
-    if not isinstance(tolerance, Real) or not float(tolerance) >= 0:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -59,3 +60,21 @@ def _takes_normals(function: Callable[..., Any]) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
     return len(needed) == 2
+
+
+def reals(name: str, values: Any) -> np.ndarray:
+    """Host numbers as float64; DtypeError for text, complex numbers and what has no numbers."""
+    try:
+        found = np.asarray(values)
+    except ValueError as error:  # rows of unequal lengths
+        raise ShapeError(f"{name}: {error}") from None
+    if found.dtype.kind not in "iuf":
+        raise DtypeError(f"{name}: came {found.dtype} ({values!r:.40}); real numbers are expected")
+    return np.asarray(found, dtype=np.float64)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """ArgumentError unless it is a finite number above 0."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")

@@ -40,6 +40,8 @@ def check_bounds(bounds: Bounds | None, batch: int, time: int) -> None:
         )
     if not isinstance(bounds, tuple):
         return
+    if not bounds:
+        raise ShapeError("cu_seqlens: holds nothing; its first bound is 0, its last the time")
     if bounds[0] != 0:
         raise ShapeError(f"cu_seqlens: starts with {bounds[0]}, must start with 0")
     for before, after in pairwise(bounds):

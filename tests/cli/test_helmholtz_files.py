@@ -1,0 +1,147 @@
+"""`scanfield helmholtz` on broken files: one line that names the entry, before any training, and never a traceback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanfield import cli
+
+GOOD = """
+[parameters]
+k = 2.0
+[problem]
+wavenumber = "k"
+exact = "sin(k*x)"
+[domain]
+kind = "interval"
+lower = 0
+upper = 1
+[[boundary]]
+kind = "dirichlet"
+value = "sin(k*x)"
+[network]
+features = 6
+scale = 1.0
+hidden = []
+[training]
+points = 20
+optimizer = "lm"
+iterations = 2
+"""
+
+BROKEN = [
+    ("[parameters]\nk = 2.0", "parameters = 5", "a table, [parameters], is expected"),
+    ("k = 2.0", "k = 2.0\nx = 2.0", "parameter 'x'"),  # the coordinate won, silently
+    ("k = 2.0", "k = 1e308", "wavenumber = 1e+308"),
+    ("k = 2.0", "k = 1" + 400 * "0", "finite real number"),
+    ('wavenumber = "k"', f'wavenumber = "{1900 * "-"}x"', "nested too deeply"),
+    ('wavenumber = "k"', "", "[problem] wavenumber is missing"),
+    ("[problem]", "[problems]", "[problems]"),
+    ('exact = "sin(k*x)"', 'exact = "y"', "there is no y here"),
+    ('exact = "sin(k*x)"', 'exact = "arctan2(x)"', "arctan2"),
+    ('exact = "sin(k*x)"', 'exact = "log(x - x)"', "exact"),
+    ('kind = "interval"', 'kind = ["interval"]', "kind = ['interval']: allowed are"),
+    ("upper = 1\n", "upper = 1\nhole = 3\n", "hole = 3"),
+    ("upper = 1\n", "upper = 1e300\n", "its size is 1e+300"),  # the diagnosis counted 1e300 modes
+    ("upper = 1\n", "upper = 1e-300\n", "its size is 1e-300"),
+    ("[[boundary]]", "[boundary]", "write [[boundary]] above each"),
+    ('kind = "dirichlet"', 'kind = "dirichlet"\nwhere = 3', "where = 3"),
+    ('kind = "dirichlet"', 'kind = "dirichlet"\nhard = "no"', "hard = 'no'"),
+    ("features = 6", f"features = 1{15 * '0'}", "not enough memory"),
+    ("scale = 1.0", 'scale = 1.0\ntrainable = "no"', "trainable = 'no'"),
+    ("scale = 1.0", "scale = 1.0\nseed = 1.5", "[network] seed: 1.5; allowed is"),
+    ("scale = 1.0", "scale = 1.0\noutputs = 2", "[network] outputs: allowed are"),
+    ("points = 20", 'points = 20\nseed = "a"', "[training] seed: 'a'"),
+    ("points = 20", 'points = 20\ntolerance = "a"', "tolerance = 'a'"),
+    ("points = 20", 'points = 20\nadaptive = "no"', "adaptive = 'no'"),
+    ("points = 20", 'points = 20\nprogress = "no"', "[training] progress"),
+    ('"lm"\niterations = 2', '[["adam", "x"]]', "iterations: 'x'"),
+    *(
+        (
+            "points = 20",
+            f"points = 20\n{name} = {value}",
+            f"{name}: {value.replace(chr(34), chr(39))}; allowed is an integer",
+        )
+        for name in ("resample", "patience", "record", "boundary", "checkpoint_every", "held_out")
+        for value in ('"a"', "1.5")
+    ),
+    ("iterations = 2", "iterations = true", "iterations: True"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BROKEN, ids=lambda text: text[-30:])
+def test_broken(tmp_path, capsys, old, new, words):
+    assert GOOD.count(old) == 1
+    status, out, err = _run(tmp_path, capsys, GOOD.replace(old, new))
+    assert status == 2 and words in err and len(err.splitlines()) == 1, err
+    assert "stopped after" not in out and not (tmp_path / "field.npz").exists()
+
+
+def test_whole_and_with_stages(tmp_path, capsys):
+    """A TOML file has no tuples: its stages are lists."""
+    for text in (GOOD, GOOD.replace('"lm"\niterations = 2', '[["adam", 3], ["lm", 2]]')):
+        status, out, _ = _run(tmp_path, capsys, text)
+        assert status == 0 and out.splitlines()[-1].startswith("relative L2 error")
+    assert "stopped after 5 iterations" in out
+
+
+def test_an_exact_field_of_zero_has_no_relative_error(tmp_path, capsys):
+    """The training was not in vain: all is written, and the exit is a good one."""
+    text = GOOD.replace('exact = "sin(k*x)"', "exact = 0.0").replace('value = "sin(k*x)"', "value = 0.0")
+    status, out, _ = _run(tmp_path, capsys, text)
+    assert status == 0 and "the exact field is zero" in out
+    assert not np.any(np.load(tmp_path / "field.npz")["exact"])
+
+
+def test_a_place_that_cannot_be_written_is_known_before_the_training(tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    status, out, err = _run(tmp_path, capsys, GOOD, "--output", str(tmp_path / "folder"))
+    assert status == 2 and "it is a folder" in err and "stopped" not in out
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    status, out, err = _run(tmp_path, capsys, GOOD, "--plot", str(tmp_path / "folder"))
+    assert status == 2 and "it is a folder" in err and "stopped" not in out
+    status, out, err = _run(tmp_path, capsys, GOOD, "--plot", str(tmp_path / "field.txt"))
+    assert status == 2 and "allowed endings are" in err and "stopped" not in out
+
+
+@pytest.mark.parametrize(
+    ("which", "device"),
+    [("numpy", "foo"), ("torch", "foo"), ("torch", "meta"), ("torch", ""), ("jax", "foo"), ("jax", "cpu")],
+)
+def test_devices(tmp_path, capsys, which, device):
+    """One that the library has runs, by its name on JAX too; any other is told in a line."""
+    pytest.importorskip(which, reason=f"needs {which}")
+    status, out, err = _run(tmp_path, capsys, GOOD, "--library", which, "--device", device)
+    if (which, device) == ("jax", "cpu"):
+        assert status == 0 and "relative L2 error" in out
+    else:
+        assert status == 2 and f"--device {device!r}" in err and len(err.splitlines()) == 1
+
+
+def test_a_disk_that_is_full_and_ctrl_c_outside_the_training(tmp_path, capsys, monkeypatch):
+    status, _, err = _run(tmp_path, capsys, GOOD, "--output", str(tmp_path / ("n" * 300)))
+    assert status == 2 and "name too long" in err.lower() and len(err.splitlines()) == 1
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scanfield.pinn.files.load_problem", interrupted)
+    status, _, err = _run(tmp_path, capsys, GOOD)
+    assert status == 130 and err == "scanfield helmholtz: interrupted\n"
+
+
+def _run(tmp_path, capsys, text, *words):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    status = cli.main(
+        [
+            "helmholtz",
+            str(path),
+            "--quiet",
+            *(("--output", str(tmp_path / "field.npz")) if "--output" not in words else ()),
+            *words,
+        ]
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err

@@ -1,0 +1,69 @@
+"""What is no number, domain or condition is refused by the argument's name, and nothing is cast to what it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanfield import pinn
+from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+
+LINE = pinn.Interval(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: pinn.Interval("a", 1), DtypeError, "lower"),
+        (lambda: pinn.Interval(0, 1j), DtypeError, "upper: came complex"),
+        (lambda: pinn.Box(0, 1), ShapeError, "lower = 0: a number for each axis"),
+        (lambda: pinn.Disk(0, 1), ShapeError, "center = 0"),
+        (lambda: pinn.Disk((0, 0), "a"), ArgumentError, "radius = 'a'"),
+        (lambda: pinn.Difference(LINE, 2), ArgumentError, "hole is a int"),
+        (lambda: pinn.PointSet([["a"]]), DtypeError, "interior"),
+        (lambda: pinn.PointSet([[1.0], [2.0, 3.0]]), ShapeError, "interior"),
+        (lambda: pinn.Dirichlet(1.0, weight="a"), ArgumentError, "weight = 'a'"),
+        (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=3), ArgumentError, "boundary is 3"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, data=3), ArgumentError, "data is 3"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, data=[3]), ArgumentError, "data holds a int"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, data=pinn.Data([["a"]], [1])), DtypeError, "points of 'data'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5]], [1], None)), ArgumentError, "weight of 'data'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, field_scale="a"), ArgumentError, "field_scale = 'a'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, complex_field="no"), ArgumentError, "complex_field = 'no'"),
+        (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),
+        (lambda: pinn.Helmholtz(pinn.Interval(0, 1e200), 1.0), ArgumentError, "its size is 1e"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_points_that_are_no_real_numbers_are_refused(tmp_path):
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    for bad in (np.asarray([[1j]]), [["a"]], None):
+        with pytest.raises(DtypeError, match=r"^x: came"):
+            problem.field(network, bad)
+    with pytest.raises(ArgumentError, match="it is a folder"):
+        pinn.train(problem, network, points=5, iterations=1, checkpoint=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("value", ["a", 1.5, True, 0])
+@pytest.mark.parametrize("name", ["iterations", "boundary", "held_out", "resample", "patience", "record"])
+def test_counts(name, value):
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    with pytest.raises(ScanfieldError, match=f"^{name}: {value!r}; allowed is an integer"):
+        pinn.train(problem, network, points=5, progress=False, **{name: value})
+
+
+def test_the_diagnosis_does_not_count_modes_without_end():
+    """A long box has k L / pi modes along each axis; one with more than can be looked at has no diagnosis of them."""
+    problem = pinn.Helmholtz(pinn.Interval(0, 1e12), 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 2, scale=1.0), hidden=[], outputs=1)
+    with pytest.warns(pinn.DiagnosisWarning):
+        fit = pinn.train(problem, network, points=5, iterations=1, progress=False)
+    assert not any("eigenvalue" in words for words in fit.warnings)
