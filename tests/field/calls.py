@@ -71,7 +71,7 @@ def pull(
 def candidates(operation: str, inputs: Mapping[str, Any], **options: Any) -> Iterator[str]:
     """The names of all that can run the forward of this call (arrays of the library under test)."""
     for verdict in scanfield.explain(getattr(scanfield, operation), **inputs, **options).verdicts:
-        if verdict.verb == "forward":
+        if verdict.verb == "forward" and not verdict.reason.startswith("runs on "):  # another device
             yield verdict.candidate
 
 
