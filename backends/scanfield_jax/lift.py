@@ -7,7 +7,6 @@ call finds what an earlier one compiled. Arrays that are absent stay None.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -131,27 +130,20 @@ def _differentiable(static: Static, arrays: Arrays) -> tuple[Array, Array]:
     return static.kernels.forward(static.call(arrays))
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Wanted:
-    """Which gradients somebody asks for: no array, and so not traced."""
-
-    mask: tuple[bool, ...]
-
-
 def _run_forward(static: Static, given: Any) -> tuple[Any, Any]:
-    """``given`` are the arrays, each with the word whether anything differentiates it."""
+    # Which arrays are differentiated must not reach the way back: JAX keeps what the first trace said of it, and
+    # gradients that a later one asks for would be zeros. What nobody asks for, jit leaves out by itself.
     arrays = tuple([None if x is None else x.value for x in given])
-    wanted = tuple([x is not None and x.perturbed for x in given])
     output, state, residuals = _save(static, arrays)
-    return (output, state), (_Wanted(wanted), arrays, residuals)
+    return (output, state), (arrays, residuals)
 
 
 def _run_backward(static: Static, kept: Any, cotangents: tuple[Any, Any]) -> tuple[Arrays]:
-    wanted, arrays, residuals = kept
+    arrays, residuals = kept
+    wanted = tuple([x is not None for x in arrays])
 
     def pull(d_output: Array | None, d_final_state: Array | None) -> Arrays:
-        found: Arrays = _pull(static, wanted.mask, arrays, residuals, d_output, d_final_state)
+        found: Arrays = _pull(static, wanted, arrays, residuals, d_output, d_final_state)
         return found
 
     ends = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
