@@ -6,6 +6,7 @@ A layer declares its ``parameters`` (name -> ``Parameter``), its ``children`` (n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -42,7 +43,7 @@ class LayerResult(NamedTuple):
     state: State
 
 
-class Layer(Parametrised):
+class Layer(Parametrised, ABC):
     """Base of all layers.
 
     A layer is made without arrays; ``init`` draws its parameters. Calls, gradients and relevance change nothing in it.
@@ -55,9 +56,9 @@ class Layer(Parametrised):
 
     _state_names: tuple[str, ...] | None = None
 
+    @abstractmethod
     def define(self, run: Run, x: Value) -> Value:
         """What the layer computes."""
-        raise NotImplementedError(type(self).__name__)
 
     # -- running ---------------------------------------------------------------------------------------------
 

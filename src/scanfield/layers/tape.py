@@ -7,6 +7,7 @@ with one value replaced forwards. Each operation (``Function``) brings its own h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -39,26 +40,26 @@ class Saved(NamedTuple):
     residuals: Any
 
 
-class Function:
+class Function(ABC):
     """One operation: its forward, its gradient and its rule of relevance. Instances hold options, never arrays of a run."""
 
     kind: ClassVar[Kind]
     rules: ClassVar[tuple[str, ...]] = ()
     """Names of the rules that can be chosen for it; empty for an operation with one rule of its own."""
 
+    @abstractmethod
     def forward(self, xp: Namespace, *inputs: Any) -> tuple[Array, ...]:
         """The outputs."""
-        raise NotImplementedError(type(self).__name__)
 
     def save(self, xp: Namespace, *inputs: Any) -> tuple[tuple[Array, ...], Any]:
         """The outputs, and what the gradient needs beside inputs and outputs."""
         return self.forward(xp, *inputs), None
 
+    @abstractmethod
     def backward(
         self, xp: Namespace, saved: Saved, d_outputs: tuple[Any, ...], wanted: tuple[bool, ...]
     ) -> tuple[Array | None, ...]:
         """The gradient of each wanted input; a cotangent that is None is zero, at least one is not."""
-        raise NotImplementedError(type(self).__name__)
 
     def relevance(self, xp: Namespace, saved: Saved, rho: tuple[Any, ...], rule: Rule | None) -> Passed:
         """The modified gradient of each input; for a linear operation without parameters the gradient itself."""

@@ -24,6 +24,7 @@ Relevance of an input is R = x rho + extra. Only the rules that do not see the i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -56,16 +57,16 @@ class LinearMap(Protocol):
         """1 in the place of every input; 0 where there is but padding."""
 
 
-class Rule:
+class Rule(ABC):
     """How relevance passes through a linear operation. Rules are values: equal settings are equal rules."""
 
     name: str = ""
 
+    @abstractmethod
     def propagate(
         self, xp: Namespace, f: LinearMap, x: Array, weight: Array, bias: Array | None, y: Array, rho: Array
     ) -> Passed:
         """rho and extra of x, from rho of y."""
-        raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True)

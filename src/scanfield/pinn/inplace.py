@@ -7,7 +7,8 @@ has done with it when it returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from scanfield.arrays import Array, Namespace, device_of
@@ -15,6 +16,27 @@ from scanfield.pinn.activations import Erf
 from scanfield.pinn.kernels import Channels, Kernels
 from scanfield.pinn.memory import Buffers
 from scanfield.pinn.terms import Pair
+
+
+@dataclass(frozen=True)
+class _FrequencyRows:
+    """The rows of omegabar (n, d, m): made by a call, or summed from their parts without being made."""
+
+    xp: Namespace
+    x: Array
+    pbar: Array
+    parts: Callable[[int], Iterator[Array]]
+    """What else than x_i pbar adds to omegabar_i, one after the other in the same buffer."""
+    device: Any
+
+    def __call__(self) -> Array:
+        (n, d), m = self.x.shape, self.pbar.shape[1]
+        found = self.xp.empty((n, d, m), dtype=self.pbar.dtype, device=self.device)
+        for i in range(d):
+            found[:, i, :] = self.x[:, i : i + 1] * self.pbar
+            for part in self.parts(i):
+                found[:, i, :] += part
+        return found
 
 
 class InPlace(Kernels):
@@ -91,7 +113,7 @@ class InPlace(Kernels):
         channels: Channels,
         want_points: bool,
         memory: Buffers,
-    ) -> tuple[Array, Array | None, Callable[[], Array]]:
+    ) -> tuple[Array, Array | None, _FrequencyRows]:
         """As ``Kernels.features_back``; the rows are not made, but what their sum needs is kept."""
         xp, (n, d), m = self.module, x.shape, omega.shape[1]
         s, c = kept
@@ -122,15 +144,7 @@ class InPlace(Kernels):
         if want_points:  # a result of its own, as long as the points: not kept
             points = pbar @ omega.T + hbar[0, :, 2 * m :] @ raw.T
 
-        def rows() -> Array:
-            found = self.xp.empty((n, d, m), dtype=pbar.dtype, device=memory.device)
-            for i in range(d):
-                found[:, i, :] = x[:, i : i + 1] * pbar
-                for part in parts(i):
-                    found[:, i, :] += part
-            return found
-
-        def parts(i: int) -> Any:
+        def parts(i: int) -> Iterator[Array]:
             """What else than x_i pbar adds to omegabar_i, one at a time in ``one``."""
             if first:
                 turned(1 + i, c, s)
@@ -144,9 +158,7 @@ class InPlace(Kernels):
                     xp.multiply(one, weights[:, i : i + 1], out=one)
                 yield one
 
-        rows.parts = parts  # type: ignore[attr-defined]  # what add_frequencies sums without making the rows
-        rows.pbar, rows.x = pbar, x  # type: ignore[attr-defined]
-        return pbar, points, rows
+        return pbar, points, _FrequencyRows(self.xp, x, pbar, parts, memory.device)
 
     def add_frequencies(self, total: Array, rows: Any, memory: Buffers) -> Array:
         """As ``Kernels.add_frequencies``, without making the rows."""
