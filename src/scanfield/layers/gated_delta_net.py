@@ -124,17 +124,15 @@ class GatedDeltaNet2Config:
         >>> GatedDeltaNet2Config.kda(2, 8).write
         'erase'
         """
-        return GatedDeltaNet2Config(
-            heads,
-            latent_per_head,
-            **({"erase": "head", "write": "erase"} | options),  # type: ignore[arg-type]
-        )
+        own: dict[str, Any] = {"erase": "head", "write": "erase"}
+        return GatedDeltaNet2Config(heads, latent_per_head, **(own | options))
 
     @staticmethod
     def gated_delta_net(heads: int, latent_per_head: int, **options: object) -> GatedDeltaNet2Config:
         """Gated DeltaNet (arXiv 2412.06464): one beta and one decay a value head, a full output gate with SiLU."""
-        own = {"erase": "head", "write": "erase", "decay": "head", "output_gate": "silu", "gate_rank": 0}
-        return GatedDeltaNet2Config(heads, latent_per_head, **(own | options))  # type: ignore[arg-type]
+        own: dict[str, Any] = {"erase": "head", "write": "erase", "decay": "head"}
+        own |= {"output_gate": "silu", "gate_rank": 0}
+        return GatedDeltaNet2Config(heads, latent_per_head, **(own | options))
 
 
 class GatedDeltaNet2(Layer):
