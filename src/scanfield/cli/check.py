@@ -64,10 +64,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit status whether all agree."""
-    records = agree.operations(arguments.operation)
-    everywhere = places(arguments.library)
     if arguments.jobs < 1:
         raise ArgumentError(f"--jobs: expected at least 1, came {arguments.jobs}")
+    records = agree.operations(arguments.operation)
+    everywhere = places(arguments.library)
     count = len(agree.cases(records, full=arguments.full))
     everything = arguments.library is not None
     with progress("checking", count, quiet=arguments.json) as tick:
