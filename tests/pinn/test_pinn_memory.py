@@ -78,9 +78,7 @@ def test_the_workspace_changes_no_bit_of_a_training(library: Any, xp: Any, devic
     plain, kept = (Objective(square(), network, sample, {"impedance left": 3.0}, chunk=16) for _ in range(2))
     plain.workspace = lambda: None  # type: ignore[method-assign]
     x = plain.start()
-    want, found = (
-        [each.loss_and_gradient(x * scale) for scale in (1.0, 0.5)] for each in (plain, kept)
-    )
+    want, found = ([each.loss_and_gradient(x * scale) for scale in (1.0, 0.5)] for each in (plain, kept))
     for (loss, gradient), (other, same) in zip(want, found, strict=True):
         assert float(loss) == float(other)
         np.testing.assert_array_equal(to_host(gradient), to_host(same))
