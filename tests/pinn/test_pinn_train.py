@@ -188,6 +188,36 @@ def test_a_robin_coefficient_is_found_from_data():
     assert fit.unknowns["coefficient"] == pytest.approx(-2 / np.tan(3.0), rel=1e-3)
 
 
+def test_a_given_medium_has_an_unknown_strength():
+    """k^2 = s^2 (100 + 150 x), Airy functions, s found from 0.97; the impedance at both ends follows it."""
+    exact = pinn.solutions.airy(100.0, 150.0)
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    medium = pinn.Unknown(0.97, "strength", times=exact.wavenumber)
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), medium, data=pinn.Data(x, exact(x)))
+    assert problem.wavenumber_at(x) == pytest.approx(0.97 * exact.wavenumber(x))
+    waves = pinn.FourierFeatures(1, 40, scale=2.5, trainable=False)
+    fit = pinn.train(
+        problem, pinn.Network.create(waves, hidden=[]), points=150, optimizer="lm", iterations=60
+    )
+    assert fit.unknowns["strength"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_one_of_two_media_is_unknown():
+    """k = 10 on the left and s on the right of an interface, s found from 18.5."""
+    exact = pinn.solutions.two_media(10.0, 20.0, interface=0.5)
+    right = pinn.Interval(0.5, 1.0)
+    k = pinn.Unknown(18.5, times=lambda x: x[:, 0] >= 0.5, plus=lambda x: 10.0 * (x[:, 0] < 0.5))
+    x = np.linspace(0.0, 1.0, 25)[:, None]
+    conditions = [pinn.Sommerfeld(where="right"), pinn.Interface(right)]
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), k, 0.0, conditions, pinn.Data(x, exact(x)))
+    waves = pinn.FourierFeatures(1, 48, scale=20 / (2 * np.pi), trainable=False)
+    fit = pinn.train(
+        problem, pinn.Network.create(waves, hidden=[]), points=200, optimizer="lm", iterations=60
+    )
+    assert fit.unknowns["wavenumber"] == pytest.approx(20.0, abs=1e-4)
+    assert fit.error(exact) < 1e-5
+
+
 def test_annealing_balances_and_its_literal_form_runs_away():
     """arXiv 2001.04536: with the multiplier inside the mean the weights settle, without it they grow on."""
     problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, 1.0, pinn.Dirichlet(1.0), complex_field=False)
@@ -220,12 +250,31 @@ def test_ntk_multipliers_are_ratios_of_traces():
     np.testing.assert_allclose(list(found.values()), parts.sum() / parts, rtol=1e-10)
 
 
-def test_the_objectives_gradient_is_that_of_its_loss():
-    """Unknown wavenumber, data, hard and open ends: all entries against central differences; |r|^2 is the loss."""
+MEDIA = {
+    "number": pinn.Unknown(3.0),
+    "shape": pinn.Unknown(3.0, times=lambda x: 1.0 + x[:, 0] + 0.2j),
+    "shape and rest": pinn.Unknown(3.0, times=lambda x: x[:, 0], plus=lambda x: 2.0 - 1j * x[:, 0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("medium", "end"),
+    [
+        *((medium, pinn.Sommerfeld(where="right")) for medium in MEDIA.values()),
+        (
+            4.0,
+            pinn.Robin(pinn.Unknown(0.5, "c", times=lambda x, n: 2j * n[:, 0], plus=0.3), 0.0, where="right"),
+        ),
+    ],
+    ids=[*MEDIA, "robin"],
+)
+def test_the_objectives_gradient_is_that_of_its_loss(medium, end):
+    """Unknown media, data, hard and open ends: all entries against central differences; |r|^2 is the loss."""
     x = np.linspace(0.1, 0.9, 5)[:, None]
+    hard = pinn.Dirichlet(0.0, where="left", hard=True)
     problem = pinn.Helmholtz(
-        pinn.Interval(0, 1), pinn.Unknown(3.0), 0.4j,
-        [pinn.Dirichlet(0.0, where="left", hard=True), pinn.Sommerfeld(where="right")], pinn.Data(x, np.exp(2j * x[:, 0])),
+        pinn.Interval(0, 1), medium, 0.4j,
+        [hard, end], pinn.Data(x, np.exp(2j * x[:, 0])),
     )  # fmt: skip
     objective = Objective(problem, net(), problem.draw(12))
     vector = objective.start()

@@ -13,7 +13,7 @@ from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, place_terms, to_host
 from scanfield.pinn.problem import Helmholtz, Sample
 from scanfield.pinn.selection import kernels_for
-from scanfield.pinn.terms import PreparedTerms, prepare_terms
+from scanfield.pinn.terms import PreparedTerms, dependences, prepare_terms
 from scanfield.pinn.workspace import Workspace
 
 __all__ = ["Objective"]
@@ -142,16 +142,8 @@ class Objective:
         """|Lap u + k^2 u - f| at host points, over the equation's scale, (n,)."""
         network, unknowns = self.split(x)
         term = self.problem.equation(points)
-        needed = term.wavenumber is not None
-        own = (
-            {name: unknowns[name] for name in unknowns if name == _name(term)}
-            if needed and unknowns
-            else None
-        )
+        needed = {dependence.name for dependence in dependences(term)}
+        own = {name: value for name, value in (unknowns or {}).items() if name in needed} or None
         found = residuals(network, place_terms([term], network), wavenumber=own, chunk=self.chunk)
         r = to_host(found[term.name]).astype(np.float64)
         return np.asarray(np.sqrt(np.sum(r * r, axis=1)) / self.problem.equation_scale)
-
-
-def _name(term: Any) -> str:
-    return str(term.wavenumber.name)
