@@ -86,6 +86,54 @@ def test_whole_and_with_stages(tmp_path, capsys):
     assert "stopped after 5 iterations" in out
 
 
+COSINES = """
+[parameters]
+k = 3.0
+[problem]
+wavenumber = "solution.wavenumber"
+source = "solution.source"
+[solution]
+kind = "manufactured"
+function = "cos"
+wavenumber = "k"
+a = [2.0]
+[domain]
+kind = "interval"
+lower = 0
+upper = 1
+[[boundary]]
+kind = "neumann"
+value = "solution.normal"
+[network]
+features = 24
+scale = 1.5
+trainable = false
+hidden = []
+[training]
+points = 80
+iterations = 20
+"""
+
+
+def test_a_known_solution_gives_medium_source_and_data(tmp_path, capsys):
+    """cos(2 pi x): 1 at both ends, with slope 0."""
+    status, out, err = _run(tmp_path, capsys, COSINES)
+    assert status == 0 and float(out.splitlines()[-1].split()[-1]) < 1e-6, err
+    written = np.load(tmp_path / "field.npz")
+    np.testing.assert_allclose(written["exact"], np.cos(2 * np.pi * written["x"][:, 0]), atol=1e-14)
+    for old, new, words in (
+        ('"cos"', '"tan"', "[solution] function = 'tan': allowed are 'sin' and 'cos'"),
+        ('"solution.source"', '"solution.value"', "known here: solution.source, with a [solution]"),
+        (
+            '"solution.normal"',
+            '"solution.slope"',
+            "solution.value and solution.normal and solution.impedance",
+        ),
+    ):
+        status, _, err = _run(tmp_path, capsys, COSINES.replace(old, new))
+        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
 def test_an_exact_field_of_zero_has_no_relative_error(tmp_path, capsys):
     """The training was not in vain: all is written, and the exit is a good one."""
     text = GOOD.replace('exact = "sin(k*x)"', "exact = 0.0").replace('value = "sin(k*x)"', "value = 0.0")

@@ -353,3 +353,23 @@ def test_an_exact_field_in_a_column_is_refused():
     )
     with pytest.raises(ShapeError, match=r"exact has shape \(7, 1\): \(7,\)"):
         fit.error(lambda x: fit.field(x)[:, None], x)
+
+
+def test_places_that_cannot_be_written_are_named_before_anything_is_drawn(tmp_path):
+    fit = pinn.train(line(), net(), points=20, iterations=1, optimizer="lm")
+    nowhere = tmp_path / "none" / "fit.png"
+    with pytest.raises(
+        ArgumentError, match=r"path = .*fit.png': its folder does not exist; make '.*none' first"
+    ):
+        fit.save(nowhere)
+    with pytest.raises(ArgumentError, match="it is a folder, the name of a file is expected"):
+        fit.save(tmp_path)
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    with pytest.raises(ArgumentError, match="its folder does not exist"):
+        fit.plot(nowhere)
+    for name in ("fit.foo", "fit.tar.gz", ""):
+        with pytest.raises(ArgumentError, match=r"allowed endings are|it is a folder"):
+            fit.plot(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    fit.plot(tmp_path / "bare")
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.png"]
