@@ -10,8 +10,9 @@
 | `[network]` | `features`, `scale` (cycles per length) or `wavenumber`, `trainable`, `hidden`, `activation`, `seed` |
 | `[training]` | arguments of `train`: `points`, `boundary`, `sampling`, `seed`, `optimizer`, `iterations`, ... |
 
-`kind` = "manufactured" takes `function` = "sin" or "cos". A boundary `value` may be "solution.value", "solution.normal" or "solution.impedance", boundary data of the known field;
-`wavenumber` and `source` may be "solution.wavenumber" and "solution.source".
+`kind` = "manufactured" takes `function` = "sin" or "cos". A boundary `value` may be "solution.value", "solution.normal" or
+"solution.impedance", boundary data of the known field; `wavenumber` and `source` may be "solution.wavenumber" and
+"solution.source".
 """
 
 from __future__ import annotations
