@@ -22,7 +22,7 @@ class Asked(NamedTuple):
 
 ASKED = {
     "square (1,4)": Asked(1e-6, 5.0),
-    "square (1,4), one hidden layer": Asked(1e-5, None),
+    "square (1,4), one hidden layer": Asked(1e-5, 5.0),
     "square (2.5,3.3)": Asked(1e-5, 5.0),
     "square k = 4 pi": Asked(2e-5, 3.0),
     "plane wave k = 20": Asked(1e-5, 6.0),
