@@ -12,6 +12,7 @@ from scanfield import optimize, pinn
 from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import to_host
+from scanfield.pinn.sampling import RULES
 from scanfield.pinn.stages import resolve
 from scanfield.pinn.weights import annealed, ntk
 
@@ -67,6 +68,10 @@ def test_a_seed_repeats_a_run(library, xp, device):
     assert not np.array_equal(vectors[0], vectors[2]) and fits[0].history[0] != fits[2].history[0]
     # The points are the same on every library: this is their checksum on all of them.
     assert fits[0].history[0].points == line().draw(32, seed=7).checksum
+    for rule in RULES:
+        sample = line().draw(8, sampling=rule, seed=3)
+        placed = Objective(line(), net(xp=xp, device=device), sample).terms.residuals[0].operators[0].points
+        np.testing.assert_array_equal(to_host(placed), sample.interior)
 
 
 def test_every_optimiser_keeps_the_dtype(library, xp, device, dtype):
@@ -97,17 +102,24 @@ def test_points_are_drawn_anew_when_asked():
         pinn.train(given, net(), resample=10)
 
 
+@pytest.mark.backend("numpy", "torch")
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs", "lm"])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, optimizer):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, library, xp, device, optimizer):
+    """Bit for bit, with new points and with multipliers that follow the training."""
     path = tmp_path / "run.safetensors"
     settings = {"points": 32, "seed": 2, "record": 5, "resample": 9, "optimizer": optimizer}
     if optimizer == "adam":
         settings |= {"weights": "annealing", "optimizer": optimize.Adam(1e-2), "resample": 15}
-    whole = pinn.train(line(), net(), iterations=30, **settings)
-    pinn.train(line(), net(), iterations=20, checkpoint=path, checkpoint_every=20, **settings)
-    resumed = pinn.train(line(), net(seed=5), iterations=30, resume=path, **settings)
-    np.testing.assert_array_equal(whole.network.flatten(), resumed.network.flatten())
+    if optimizer == "lbfgs":
+        settings |= {"weights": "ntk", "resample": 15}
+    where = {"xp": xp, "device": device}
+    whole = pinn.train(line(), net(**where), iterations=30, **settings)
+    pinn.train(line(), net(**where), iterations=20, checkpoint=path, checkpoint_every=20, **settings)
+    resumed = pinn.train(line(), net(seed=5, **where), iterations=30, resume=path, **settings)
+    np.testing.assert_array_equal(to_host(whole.network.flatten()), to_host(resumed.network.flatten()))
     assert whole.history == resumed.history and whole.iterations == resumed.iterations == 30
+    moved = whole.history[-1].weights
+    assert (set(moved.values()) == {1.0}) == (optimizer == "lm")
 
 
 def test_interrupting_keeps_the_best(tmp_path):
@@ -124,6 +136,24 @@ def test_interrupting_keeps_the_best(tmp_path):
     )
     assert spoiled.loss > 100 * fit.loss
     assert spoiled.error(pinn.solutions.plane_wave(5.0)) > fit.error(pinn.solutions.plane_wave(5.0))
+
+
+def test_interrupting_within_a_step_keeps_the_best(monkeypatch):
+    """Ctrl-C comes when it comes: here in the middle of a gradient."""
+    gradient, calls = Objective.loss_and_gradient, []
+
+    def interrupted(self, x, terms=None):
+        calls.append(x)
+        if len(calls) == 25:
+            raise KeyboardInterrupt
+        return gradient(self, x, terms)
+
+    monkeypatch.setattr(Objective, "loss_and_gradient", interrupted)
+    fit = pinn.train(line(), net(), points=32, optimizer=optimize.Adam(1e-2), record=5, iterations=100)
+    assert (fit.reason, fit.iterations, len(calls)) == ("interrupted", 24, 25)
+    assert [record.iteration for record in fit.history] == [5, 10, 15, 20, 24]
+    recorded = [calls[record.iteration] for record in fit.history]
+    assert any(np.array_equal(fit.network.flatten(), x) for x in recorded)
 
 
 def test_reasons_are_stated():
