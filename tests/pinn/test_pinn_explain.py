@@ -40,6 +40,8 @@ def test_the_kernels_that_run_are_told(library: Any, xp: Any, device: Any) -> No
         forced = scanfield.explain(pinn.loss_and_grad, network)
     assert forced.taken == {"loss_and_grad": "generic"} and "forced by method='generic'" in str(forced)
     assert len(forced.notes) == 1
+    assert scanfield.explain(pinn.train, line(), network, chunk=300) == told
+    assert scanfield.explain(pinn.jet, network, None).taken == told.taken
 
 
 def test_what_only_runs_when_asked_says_so() -> None:

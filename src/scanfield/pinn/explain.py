@@ -11,12 +11,14 @@ from scanfield.dispatch.registry import is_blocked
 from scanfield.dispatch.report import Verdict
 from scanfield.errors import ArgumentError
 from scanfield.pinn.jacobian import jacobian
+from scanfield.pinn.jets import jet
 from scanfield.pinn.loss import loss_and_grad, residuals
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place_terms
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.selection import FAMILY, kernels_for, own_kernels
 from scanfield.pinn.terms import PreparedTerms, Residual, Shape, Term, prepare_terms
+from scanfield.pinn.train import train
 
 __all__ = ["explain", "terms_of"]
 
@@ -45,7 +47,8 @@ def explain(
     -------
     Explanation
         ``taken["loss_and_grad"]`` is the name of the kernels; ``notes`` say what a step sweeps; ``str()`` is a table.
-        ``scanfield.explain(pinn.loss_and_grad, network, terms)`` is the same.
+        ``scanfield.explain(pinn.loss_and_grad, network, terms)`` and ``scanfield.explain(pinn.train, problem, network)`` are
+        the same.
 
     Raises
     ------
@@ -121,6 +124,12 @@ def terms_of(first: Any, second: Any) -> tuple[Network, Any]:
     return first, second
 
 
+def _of_jet(network: Network, points: Any = None, **settings: Any) -> Explanation:
+    """A jet has no terms."""
+    return explain(network)
+
+
 # What ``scanfield.explain`` asks a function that is no scan.
-for _function in (loss_and_grad, jacobian, residuals):
+for _function in (loss_and_grad, jacobian, residuals, train):
     _function.__dict__["explain"] = explain
+jet.__dict__["explain"] = _of_jet
