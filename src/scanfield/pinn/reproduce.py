@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn.files import load_problem
 
 __all__ = ["ENTRIES", "Entry", "Row", "reproduce"]
@@ -49,12 +48,7 @@ ENTRIES: tuple[Entry, ...] = (
         _PLAIN,
         features={"features": 20, "scale": 0.7, "trainable": True},
         network={"hidden": [20], "activation": "sin"},
-        # A damping that falls fast: a slow one keeps the last digits out of reach for hundreds of steps.
-        training={
-            "points": 1000,
-            "optimizer": LevenbergMarquardt(damping=1e-3, decrease=5.0),
-            "iterations": 50,
-        },
+        training={"points": 1000, "iterations": 50},
     ),
     Entry("square (2.5,3.3)", "square-1-4", "-", "", parameters={"a1": 2.5, "a2": 3.3}),
     Entry("square k = 4 pi", "square-4pi", "4e-3 .. 5e-3", _DEMO),
