@@ -174,18 +174,26 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
 
 
+# Scripts of benchmarks/ whose figures stand in docs/performance.md, and where these are kept.
+KEPT = {
+    "scans_numpy": "docs/performance.json",
+    "pinn": "docs/performance-pinn.json",
+    "helmholtz": "docs/performance-helmholtz.json",
+}
+
+
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/.
 
-    Without options it also writes docs/performance.json and, from it, docs/performance.md.
+    Without options it also writes docs/performance*.json and, from them, docs/performance.md.
     """
     install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
-        keeps = name == "scans_numpy" and not options
-        more = ["--output", "docs/performance.json"] if keeps else options
+        keeps = name in KEPT and not options
+        more = ["--output", KEPT[name]] if keeps else options
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
         if keeps:
             session.run("python", "benchmarks/_page.py", "docs/performance.json", "docs/performance.md")
