@@ -85,6 +85,15 @@ def tests_numpy(session: nox.Session) -> None:
     run_tests(session, "numpy")
 
 
+@nox.session(name="tests-slow", default=False)
+def tests_slow(session: nox.Session) -> None:
+    """What takes minutes a test: every golden case compiled by inductor."""
+    extras, groups = LIBRARIES["torch"]
+    install(session, extras, ["test", *groups])
+    install_sources(session)
+    run_tests(session, "torch", "--slow", "-m=slow")
+
+
 @nox.session
 def cuda(session: nox.Session) -> None:
     """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
