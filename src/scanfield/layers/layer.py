@@ -214,10 +214,11 @@ class Layer(Parametrised, ABC):
         *,
         keep: bool = False,
         save: bool = False,
+        parameters: Mapping[str, Array] | None = None,
     ) -> tuple[Run, Value]:
-        """A run of this layer, with its input checked and entered."""
+        """A run of this layer, with its input checked and entered; ``parameters`` instead of its own."""
         _check_mapping("state", state)
-        parameters = self.named_parameters()
+        parameters = self.named_parameters() if parameters is None else parameters
         library = check_same_library([("x", x), *parameters.items(), *(state or {}).items()])
         self._check_input(x)
         check_bounds(bounds, x.shape[0], x.shape[1])
@@ -274,7 +275,8 @@ class Layer(Parametrised, ABC):
     def finish(self, run: Run, last: Value, x: Array) -> LayerResult:
         """Outputs as the caller has them."""
         dtype = x.dtype if not self.tokens else next(iter(run.parameters.values())).dtype
-        state = {name: run.carried[name].array for name in self.state_names()}
+        # Where torch's autocast halves a convolution's input, its state is still carried whole.
+        state = {name: cast(run.xp, run.carried[name].array, run.dtype) for name in self.state_names()}
         return LayerResult(cast(run.xp, last.array, dtype), state)
 
     def pull(
