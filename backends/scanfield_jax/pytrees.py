@@ -1,7 +1,7 @@
 """Layers as nodes of JAX's trees: their parameters are the leaves, by dotted name; what they compute is the structure.
 
-A layer is registered with its class, when it first gets JAX arrays, so that ``jit``, ``grad``, ``vmap`` and ``jax.tree.map`` take
-it as they take a dictionary of its parameters.
+A class of layers is registered when one first gets JAX arrays, so that ``jit``, ``grad``, ``vmap`` and ``jax.tree.map``
+take a layer as they take a dictionary of its parameters.
 """
 
 from __future__ import annotations

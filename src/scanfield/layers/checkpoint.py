@@ -45,13 +45,13 @@ _IN_BLOCKS = {"fla": {"norm": "attn_norm", "mixer": "attn"}}
 
 
 def upstream(layer: Layer, name: str, names: str) -> str:
-    """The name that a parameter of ``layer`` has in another project."""
+    """The name that a parameter of ``layer``, or a layer in it, has in another project."""
     if names not in NAMES:
         raise ArgumentError(f"names: {names!r}; allowed are {', '.join(map(repr, NAMES))}")
     if names == "scanfield" or not isinstance(layer, LanguageModel):
         return name
     head, *rest = name.split(".")
-    if head == "layers":
+    if head == "layers" and len(rest) > 1:
         inside = _IN_BLOCKS.get(names, {})
         rest[1] = inside.get(rest[1], rest[1])
     return ".".join([_HEADS[names].get(head, head), *rest])

@@ -86,10 +86,7 @@ class Layer(Parametrised, ABC):
     def step(self, x: Array, state: State | None = None) -> LayerResult:
         """One token: x (batch, width), or (batch,) integers; the output has no time axis either."""
         xp = library_of(x, "x").namespace
-        if x.ndim != (1 if self.tokens else 2):
-            raise ShapeError(
-                f"x: shape {tuple(x.shape)}; one token is {'(batch,)' if self.tokens else '(batch, width)'}"
-            )
+        check_token(x, self.tokens)
         whole = xp.expand_dims(x, axis=1)
         run, value = self.start(whole, state, None)
         run.single = True
@@ -358,6 +355,14 @@ class Layer(Parametrised, ABC):
         d_before = None if run.state is None else {n: of(run.before.get(n), a) for n, a in run.state.items()}
         grads = {n: of(run.leaves.get(n), a) for n, a in run.parameters.items() if n in run.trainable}
         return d_x, d_before, grads
+
+
+def check_token(x: Array, tokens: bool) -> None:
+    """ShapeError unless x has the axes of one token."""
+    if x.ndim != (1 if tokens else 2):
+        raise ShapeError(
+            f"x: shape {tuple(x.shape)}; one token is {'(batch,)' if tokens else '(batch, width)'}"
+        )
 
 
 def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None:

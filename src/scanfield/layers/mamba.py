@@ -106,8 +106,8 @@ class MambaBlock(Layer):
     conv_bias, bias : bool
         Of the convolution; of the in- and out-projection.
     dt_bc_norm : {None, "plain", "weighted"}
-        RMS norms of the low-rank steps, of B and of C before the scan: without weights as FalconMamba's (arXiv 2410.05355), or
-        with, as Jamba's (arXiv 2403.19887).
+        RMS norms of the low-rank steps, of B and of C before the scan: without weights as in FalconMamba (arXiv
+        2410.05355), or with, as in Jamba (arXiv 2403.19887).
     norm_epsilon : float
         Of these norms.
     method : str, optional

@@ -149,7 +149,9 @@ class Parametrised:
         """Tell the backend of the arrays which classes hold them."""
         array = next(iter(self.named_parameters().values()), None)
         if array is not None:
-            dispatch.tell(library_of(array, "parameter").name, {type(layer) for _, layer in self.named_layers()})
+            dispatch.tell(
+                library_of(array, "parameter").name, {type(layer) for _, layer in self.named_layers()}
+            )
 
     def bare(self) -> Self:
         """A layer like this one without arrays."""

@@ -5,7 +5,7 @@
 | ``Scan`` | any public scan: outputs and final state | the scan's own |
 | ``Rates`` | A = -exp(A_log) | dA_log = A dA |
 | ``LogDecay`` | g = -exp(A_log) softplus(f + bias) | df = -dg exp(A_log) sigmoid(f + bias), dA_log = sum g dg |
-| ``BoundedDecay`` | g = low s, s = sigmoid(exp(A_log) z), z = f + bias | df = dg low s (1 - s) exp(A_log), dA_log = sum z df |
+| ``BoundedDecay`` | g = low sigmoid(e z), e = exp(A_log), z = f + bias | df = dg low e s(e z) s(-e z), dA_log = sum z df |
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from scanfield.layers.elementary import sigmoid, softplus
 from scanfield.layers.tape import Function, Saved
 from scanfield.lrp.rules import Epsilon, Passed, Rule
 from scanfield.scans.surface import bind
-
 
 _LARGEST_RATE = 80.0
 """Of A_log: exp of it stays finite in float32, and its products with a logit too."""
