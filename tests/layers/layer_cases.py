@@ -112,7 +112,8 @@ CASES = [
         lambda: GatedDeltaNet2(WIDTH, GatedDeltaNet2Config.gated_delta_net(2, 3, value_heads=4)),
     ),
     Case(
-        "language model", lambda: LanguageModel(VOCABULARY, WIDTH, [MambaBlock(WIDTH, 2, dt_bc_norm="plain")])
+        "language model",
+        lambda: LanguageModel(VOCABULARY, WIDTH, [MambaBlock(WIDTH, 2, dt_rank=3, dt_bc_norm="plain")]),
     ),
     Case(
         "language model: untied",

@@ -44,7 +44,7 @@ _QUICK: dict[str, Callable[[], Layer]] = {
 _FULL: dict[str, Callable[[], Layer]] = {
     **_QUICK,
     "SelectiveSSM": lambda: SelectiveSSM(_WIDTH, 3),
-    "MambaBlock, norms inside": lambda: MambaBlock(_WIDTH, 3, dt_bc_norm="weighted"),
+    "MambaBlock, norms inside": lambda: MambaBlock(_WIDTH, 3, dt_rank=2, dt_bc_norm="weighted"),
     "Mamba2Block, norm first": lambda: Mamba2Block(_WIDTH, 3, head_dim=4, norm_before_gate=True),
     "KDA": lambda: _gated(GatedDeltaNet2Config.kda(2, 3, decay_lower_bound=-4.0)),
     "Gated DeltaNet": lambda: _gated(GatedDeltaNet2Config.gated_delta_net(2, 3, value_heads=4)),
@@ -56,7 +56,9 @@ _FULL: dict[str, Callable[[], Layer]] = {
             Linear(_WIDTH, _WIDTH),
         )
     ),
-    "LanguageModel": lambda: LanguageModel(_VOCABULARY, _WIDTH, [MambaBlock(_WIDTH, 2, dt_bc_norm="plain")]),
+    "LanguageModel": lambda: LanguageModel(
+        _VOCABULARY, _WIDTH, [MambaBlock(_WIDTH, 2, dt_rank=3, dt_bc_norm="plain")]
+    ),
     "LanguageModel, untied": lambda: LanguageModel(
         _VOCABULARY, _WIDTH, [SelectiveSSM(_WIDTH, 2)], tied=False
     ),
