@@ -281,7 +281,7 @@ def test_bad_input():
         layer.vjp(np.ones((1, 2, 4)))[1](None, {"conv": np.ones((1, 3, 8))})
     with pytest.raises(scanfield.ShapeError, match=r"weight: shape \(3,\)"):
         causal_conv1d(np.ones((1, 2, 3)), np.ones(3))
-    with pytest.raises(scanfield.ShapeError, match=r"x: shape .* but weight has 2 channels"):
+    with pytest.raises(scanfield.ShapeError, match=r"weight: shape \(2, 4\), must be .* 3 channels"):
         causal_conv1d(np.ones((1, 2, 3)), np.ones((2, 4)))
 
 
