@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy
 
+from scanfield import tensorfile
 from scanfield.arrays import REAL, Array, device_of, dtype_name, library_of
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
-from scanfield.layers import safetensors
 from scanfield.layers.language_model import LanguageModel
 from scanfield.layers.layer import Layer
 from scanfield.layers.parameters import maker
@@ -114,7 +114,8 @@ def load_state_dict(layer: Layer, arrays: Mapping[str, Array], names: str = "sca
 def save(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -> None:
     """Write the parameters to a safetensors file, in their dtypes, bit for bit."""
     given = state_dict(layer, names)
-    safetensors.write(path, {n: (dtype_name(a.dtype), bits_of(a)) for n, a in given.items()})
+    arrays = {n: (dtype_name(a.dtype), bits_of(a)) for n, a in given.items()}
+    tensorfile.write(path, arrays, {"format": "pt"})
 
 
 def load(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -> None:
@@ -122,7 +123,7 @@ def load(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -
 
     Errors as ``load_state_dict``; StateError for a file that is none.
     """
-    found = safetensors.read(path)
+    found, _ = tensorfile.read(path)
     load_state_dict(layer, {n: _wide(a) if d == "bfloat16" else a for n, (d, a) in found.items()}, names)
 
 
