@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import os
 import pickle
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.backend("torch")
 
 torch = pytest.importorskip("torch")
 from scanfield_torch import nn  # noqa: E402
+from scanfield_torch.nn import classes as classes_file  # noqa: E402
+from scanfield_torch.nn import module as module_file  # noqa: E402
 
 BLOCKS = [
     lambda **o: nn.MambaBlock(WIDTH, 3, dt_bc_norm="weighted", **o),
@@ -330,6 +333,12 @@ def test_two_processes_are_one_batch():
     assert done.returncode == 0 and done.stdout.strip().endswith("equal"), done.stderr
 
 
+def test_the_examples_of_the_docstrings():
+    for module in (module_file, classes_file):
+        found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+        assert found.attempted > 5 and not found.failed
+
+
 # -- errors ----------------------------------------------------------------------------------------------------
 
 
@@ -338,8 +347,8 @@ def test_what_is_wrong_is_told():
         nn.Module(torch.nn.Linear(2, 2))
     with pytest.raises(scanfield.ArgumentError, match="names: 'keras'"):
         model(names="keras")
-    with pytest.raises(TypeError, match="widht"):
-        nn.MambaBlock(4, widht=3)
+    with pytest.raises(TypeError, match="wide"):
+        nn.MambaBlock(4, wide=3)
     block = nn.MambaBlock(4, 2)
     with pytest.raises(scanfield.ShapeError, match=r"one token is \(batch, width\)"):
         block.step(torch.ones(1, 1, 4))
