@@ -11,6 +11,7 @@ from arrays import Library, deviation
 from layer_cases import CASES, WIDTH
 
 from scanfield.layers import (
+    Activated,
     Embedding,
     GatedDeltaNet2,
     GatedDeltaNet2Config,
@@ -100,6 +101,7 @@ def test_structures_that_differ():
         gdn2, lambda: gdn2(output_scale=2.0), lambda: gdn2(allow_neg_eigval=True), lambda: gdn2(decay_lower_bound=-1.0),
         lambda: Linear(2, 3), lambda: Embedding(2, 3),
     ]  # fmt: skip
+    assert not jax.tree.leaves(Activated("silu").init(0, jax.numpy))
     first, second = ([structure(make()) for make in made] for _ in range(2))
     for i, left in enumerate(first):
         assert [left == right for right in second] == [i == j for j in range(len(made))]

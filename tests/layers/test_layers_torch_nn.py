@@ -184,6 +184,12 @@ def test_modules_inside_stay_themselves():
     ids = {id(p) for p in whole.parameters()}
     assert ids == {id(p) for m in (norm, block) for p in m.parameters()}
     assert list(whole.state_dict())[:2] == ["0.weight", "1.A_log"]
+    assert next(iter(nn.Residual(block).state_dict())) == "A_log"
+    shared = nn.LanguageModel(7, WIDTH, [block, block])
+    assert len([*shared.parameters()]) == len([*block.parameters()]) + 4
+    with torch.no_grad():
+        assert torch.equal(shared(tokens()).output, shared.layer(tokens()).output)
+    assert nn.Sequential(nn.Activated("silu"))(x).shape == x.shape
 
 
 # -- what people do to modules ---------------------------------------------------------------------------------
@@ -261,9 +267,14 @@ def test_parametrised_and_called_by_functions():
         torch.nn.utils.parametrize.register_parametrization(block.out_proj, "weight", Twice())
         assert torch.equal(block(x).output, plain(x).output)
         assert torch.equal(called.output, plain(x).output)
-        assert (
-            type(nn.MambaBlock(WIDTH, 2).out_proj) is nn.Linear
-        )  # classes that torch derives are not taken over
+        # A class that torch derived from one of ours is not what a new block takes.
+        assert type(nn.MambaBlock(WIDTH, 2).out_proj) is nn.Linear
+        within = nn.Sequential(block)
+        assert torch.equal(within(x).output, plain(x).output)
+        many = [nn.MambaBlock(WIDTH, 2) for _ in range(3)]
+        stacked, _ = torch.func.stack_module_state(many)
+        each = torch.func.vmap(lambda p: torch.func.functional_call(plain, p, (x,)).output)(stacked)
+        torch.testing.assert_close(each[1], many[1](x).output)
 
 
 def test_one_graph():
@@ -347,6 +358,10 @@ def test_what_is_wrong_is_told():
         nn.Module(torch.nn.Linear(2, 2))
     with pytest.raises(scanfield.ArgumentError, match="names: 'keras'"):
         model(names="keras")
+    with pytest.raises(
+        scanfield.ArgumentError, match=r"called 'layer' \(layer\), which means something else"
+    ):
+        nn.Sequential(layer=nn.Linear(2, 2))
     with pytest.raises(TypeError, match="wide"):
         nn.MambaBlock(4, wide=3)
     block = nn.MambaBlock(4, 2)

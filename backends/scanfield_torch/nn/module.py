@@ -109,7 +109,8 @@ class Module(torch.nn.Module):
             module = _find(self, path)
             if module is None:
                 module = there or _empty(inner)
-                _parent(self, path).add_module(path.rpartition(".")[2], module)
+                owner, name = _place(self, path)
+                owner.add_module(name, module)
             elif there is not None:
                 # The inside of a Residual has no name of its own: what it has is the Residual's.
                 module._modules.update(there._modules)
@@ -124,7 +125,9 @@ class Module(torch.nn.Module):
                     if name.startswith(ours + ".")
                 )
         for ours, path in self._paths:
-            owner, name = _parent(self, path), path.rpartition(".")[2]
+            if any(not above or ours.startswith(above + ".") for above in adopted):
+                continue
+            owner, name = _place(self, path)
             if name not in owner._parameters:
                 owner.register_parameter(name, torch.nn.Parameter(values[ours]))
 
@@ -275,12 +278,18 @@ def _find(root: torch.nn.Module, path: str) -> torch.nn.Module | None:
     return module
 
 
-def _parent(root: torch.nn.Module, path: str) -> torch.nn.Module:
-    """The module in which the last part of a path is a name; modules on the way that are none of ours are made."""
-    *above, _ = path.split(".")
+def _place(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+    """The module in which the last part of a path is a name, and that; modules on the way that are none of ours are made."""
+    *above, name = path.split(".")
     module = root
-    for part in above:
-        if part not in module._modules:
-            module.add_module(part, torch.nn.Module())
-        module = module._modules[part]  # type: ignore[assignment]
-    return module
+    for depth, part in enumerate((*above, name)):
+        # A property or method would be found in the place of what bears its name.
+        if hasattr(type(module), part):
+            raise ArgumentError(
+                f"layer: a part of it is called {part!r} ({path}), which means something else in a {type(module).__name__}"
+            )
+        if depth < len(above):
+            if part not in module._modules:
+                module.add_module(part, torch.nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+    return module, name

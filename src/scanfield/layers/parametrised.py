@@ -74,7 +74,7 @@ class Parametrised:
         for full, owner, name in self.owners():
             drawn = drawing.numbers(owner.parameters[name], int(seed), full, scheme, depths[id(owner)])
             owner._values[name] = make(drawn)
-        self._tell()
+        self._tell(make(numpy.zeros(1)))
         return self
 
     def _depths(self, depth: int) -> dict[int, int]:
@@ -142,16 +142,12 @@ class Parametrised:
             own[id(owner)][name] = array
         made = self._with(own)
         if any(name not in owner._values for owner, name in owners.values()):
-            made._tell()
+            made._tell(next(iter(arrays.values())))
         return made
 
-    def _tell(self) -> None:
-        """Tell the backend of the arrays which classes hold them."""
-        array = next(iter(self.named_parameters().values()), None)
-        if array is not None:
-            dispatch.tell(
-                library_of(array, "parameter").name, {type(layer) for _, layer in self.named_layers()}
-            )
+    def _tell(self, array: Array) -> None:
+        """Tell the backend of the parameters which classes hold them."""
+        dispatch.tell(library_of(array, "parameter").name, {type(layer) for _, layer in self.named_layers()})
 
     def bare(self) -> Self:
         """A layer like this one without arrays."""
