@@ -140,6 +140,8 @@ def test_a_state_dict_of_upstream_loads(kind: str):
             ours.load_state_dict(state_dict)
             assert deviation(ours(x).output.numpy(), logits.numpy()) <= 4e-6
         assert set(renamed) == set(ours.state_dict())
+        ours.load_state_dict({n: a.clone() for n, a in renamed.items()}, assign=True)
+        assert (ours.lm_head.weight is ours.backbone.embedding.weight) == tied
         peer.load_state_dict(
             {n.replace("embedding.", "embeddings."): a for n, a in ours.state_dict().items()}
         )

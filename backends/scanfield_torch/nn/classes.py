@@ -155,6 +155,7 @@ class LanguageModel(Module):
             head = torch.nn.Module()
             head.register_parameter("weight", self.get_parameter(self._embedding))
             self.add_module("lm_head", head)
+            self.register_load_state_dict_post_hook(_tie)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Give a tied model both of its names, or the one that it has."""
@@ -173,6 +174,11 @@ class LanguageModel(Module):
                 state_dict[first] = found
                 state_dict.pop(second, None)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _tie(model: Any, keys: Any) -> None:
+    """One parameter under both names again: ``load_state_dict(assign=True)`` makes two of them."""
+    model.lm_head.weight = model.get_parameter(model._embedding)
 
 
 def _same(one: Any, other: Any) -> bool:
