@@ -30,7 +30,7 @@ def _pair(told):
 
 
 def _names():
-    return [*(record.name for record in scanfield.operations()), "pinn"]
+    return [*(record.name for record in scanfield.operations()), "pinn", "layers"]
 
 
 # -- a planted candidate, found through its entry point ------------------------------------------------------

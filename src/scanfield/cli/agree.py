@@ -18,13 +18,16 @@ import numpy.typing
 
 import scanfield
 from scanfield import dispatch
-from scanfield.cli import agree_pinn, draws
+from scanfield.cli import agree_layers, agree_pinn, draws
 from scanfield.cli.places import Place
 from scanfield.dispatch import Derived
 from scanfield.dispatch import Record as Operation
 from scanfield.errors import BackendError
 
 Record = Operation | agree_pinn.Subject
+_PARTS: dict[str, Any] = {part.SUBJECT.name: part for part in (agree_pinn, agree_layers)}
+"""What is compared beside the operations."""
+
 Array = numpy.typing.NDArray[Any]
 Arrays = dict[str, Array]
 TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
@@ -144,9 +147,9 @@ class Report:
 
 
 def operations(wanted: Iterable[str] | None = None) -> list[Record]:
-    """The records of the named operations, or of all; the PINN is among them."""
+    """The records of the named operations, or of all; the PINN and the layers are among them."""
     records: dict[str, Record] = {record.name: record for record in scanfield.operations()}
-    records[agree_pinn.SUBJECT.name] = agree_pinn.SUBJECT
+    records |= {name: part.SUBJECT for name, part in _PARTS.items()}
     if wanted is None:
         return list(records.values())
     unknown = [name for name in wanted if name not in records]
@@ -161,7 +164,7 @@ def cases(records: Iterable[Record], *, full: bool = False) -> list[tuple[Record
     found: list[tuple[Record, draws.Case]] = []
     for record in records:
         if isinstance(record, agree_pinn.Subject):
-            found += [(record, case) for case in agree_pinn.cases(full=full)]
+            found += [(record, case) for case in _PARTS[record.name].cases(full=full)]
         else:
             found += [(record, case) for case in draws.cases(record, _function(record), regimes)]
     return found
@@ -214,7 +217,7 @@ def _is_selected(place: Place, record: Record, case: draws.Case, dtype: str) -> 
     if place.pace == "ready":
         return True
     if isinstance(record, agree_pinn.Subject):
-        first = case.regime.name == agree_pinn.cases(full=False)[0].regime.name
+        first = case.regime.name == _PARTS[record.name].cases(full=False)[0].regime.name
         return place.pace == "compiles" and first and dtype == "float32"
     first = case.regime is draws.QUICK[0]
     if isinstance(record, Derived):
@@ -241,7 +244,7 @@ def _results(
                 run = Run(str(place), candidate)
                 found: Arrays = {}
                 with scanfield.use(method=candidate):
-                    verbs = agree_pinn.VERBS if isinstance(record, agree_pinn.Subject) else _VERBS
+                    verbs = _PARTS[record.name].VERBS if isinstance(record, agree_pinn.Subject) else _VERBS
                     for verb, take in verbs.items():
                         if verb == "step" and not token:
                             continue
@@ -269,7 +272,8 @@ def _candidates(
     record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any], place: Place
 ) -> list[str]:
     if isinstance(record, agree_pinn.Subject):
-        return agree_pinn.candidates(place, arrays, options)
+        here: list[str] = _PARTS[record.name].candidates(place, arrays, options)
+        return here
     told = scanfield.explain(_function(record), **arrays, **options)
     names = list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
     # What runs only when it is asked for may compile for seconds at every new shape: the operation that this one is
