@@ -15,6 +15,7 @@ speaks of.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tarfile
 import zipfile
@@ -92,6 +93,22 @@ def tests_slow(session: nox.Session) -> None:
     install(session, extras, ["test", *groups])
     install_sources(session)
     run_tests(session, "torch", "--slow", "-m=slow")
+
+
+@nox.session(default=False)
+@nox.parametrize("library", [nox.param(x, id=x) for x in ("numpy", "strict", "torch", "jax")])
+def fuzz(session: nox.Session, library: str) -> None:
+    """Random calls of every operation and verb: 10,000 each on NumPy, 1,000 elsewhere; the seed is printed.
+
+    SCANFIELD_FUZZ_SEED and SCANFIELD_FUZZ_DRAWS repeat a run or make it shorter.
+    """
+    extras, groups = LIBRARIES[library]
+    install(session, extras, ["test", *groups])
+    seed = os.environ.get("SCANFIELD_FUZZ_SEED", str(secrets.randbelow(2**31)))
+    draws = os.environ.get("SCANFIELD_FUZZ_DRAWS", "10000" if library == "numpy" else "1000")
+    session.log(f"SCANFIELD_FUZZ_SEED={seed} SCANFIELD_FUZZ_DRAWS={draws}")
+    session.env.update(SCANFIELD_FUZZ_SEED=seed, SCANFIELD_FUZZ_DRAWS=draws)
+    run_tests(session, library, "tests/fuzz")
 
 
 @nox.session
