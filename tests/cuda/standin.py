@@ -149,6 +149,7 @@ class ndarray:
     itemsize = property(lambda self: self.host.itemsize)
     strides = property(lambda self: self.host.strides)
     flags = property(lambda self: self.host.flags)
+    data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
     T = property(lambda self: wrapped(self.host.T, self.device))
     real = property(lambda self: wrapped(self.host.real, self.device))
     imag = property(lambda self: wrapped(self.host.imag, self.device))

@@ -10,13 +10,12 @@ and sum in a fixed order. NumPy, PyTorch and CuPy.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
-from scanfield.arrays import Array, check_same_library, dtype_name, library_of
+from scanfield.arrays import Array, check_same_library, current_device_of, device_kind, dtype_name, library_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import TWO_PI
+from scanfield.pinn.primitives import Primitives
+from scanfield.pinn.selection import primitives_for
 from scanfield.pinn.workspace import WRITABLE, Workspace
 
 
@@ -57,8 +56,9 @@ def layer_backward(
     """
     _check_layer(dL_dh, h, h_prev, W)
     xp = library_of(W, "W").namespace
-    dz = dL_dh * (1.0 - h * h) if apply_tanh_grad else dL_dh
-    return dz.T @ h_prev, xp.sum(dz, axis=0), dz @ W
+    with current_device_of(W):
+        dz = dL_dh * (1.0 - h * h) if apply_tanh_grad else dL_dh
+        return dz.T @ h_prev, xp.sum(dz, axis=0), dz @ W
 
 
 def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
@@ -90,8 +90,9 @@ def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
     """
     _check_fourier(dL_dphi, x, B)
     xp = library_of(B, "B").namespace
-    p, m = (TWO_PI * x) @ B, B.shape[1]
-    return TWO_PI * (x.T @ (xp.cos(p) * dL_dphi[:, :m] - xp.sin(p) * dL_dphi[:, m:]))
+    with current_device_of(B):
+        p, m = (TWO_PI * x) @ B, B.shape[1]
+        return TWO_PI * (x.T @ (xp.cos(p) * dL_dphi[:, :m] - xp.sin(p) * dL_dphi[:, m:]))
 
 
 def mse_backward(pred: Array, target: Array) -> Array:
@@ -104,7 +105,8 @@ def mse_backward(pred: Array, target: Array) -> Array:
     """
     check_same_library([("pred", pred), ("target", target)])
     _same_shape("target", target, "pred", pred)
-    return (pred - target) * (2.0 / pred.shape[0])
+    with current_device_of(pred):
+        return (pred - target) * (2.0 / pred.shape[0])
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -114,12 +116,13 @@ def mse_backward(pred: Array, target: Array) -> Array:
 def mse_backward_inplace(pred: Array, target: Array, d_loss: Array, *, accumulate: bool = False) -> None:
     """``mse_backward`` into ``d_loss`` (n, outputs)."""
     _same_shape("target", target, "pred", pred)
-    module = _writing("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
-    if accumulate:
-        d_loss += (pred - target) * (2.0 / pred.shape[0])
-        return
-    module.subtract(pred, target, out=d_loss)
-    module.multiply(d_loss, 2.0 / pred.shape[0], out=d_loss)
+    steps = _writing("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
+    with current_device_of(d_loss):
+        if accumulate:
+            d_loss += (pred - target) * (2.0 / pred.shape[0])
+            return
+        steps.subtract(pred, target, d_loss, False)
+        steps.module.multiply(d_loss, 2.0 / pred.shape[0], out=d_loss)
 
 
 def layer_backward_inplace(
@@ -158,22 +161,23 @@ def layer_backward_inplace(
     given = {"dL_dh": dL_dh, "h": h, "h_prev": h_prev, "W": W}
     dz, dW, db, dh_prev = (each[layer_idx] for each in (ws.dL_dz, ws.dW, ws.db, ws.dL_dh_prev))
     n, (out, into) = dL_dh.shape[0], W.shape
-    module = _writing("ws.dL_dz", dz, given, (n, out))
+    steps = _writing("ws.dL_dz", dz, given, (n, out))
     _writing("ws.dW", dW, given, (out, into))
     _writing("ws.db", db, given, (out,))
     _writing("ws.dL_dh_prev", dh_prev, given, (n, into))
-    if apply_tanh_grad:
-        _tanh_times(module, h, dL_dh, dz)
-    else:
-        dz[...] = dL_dh
-    if accumulate:
-        product = module.matmul(dz.T, h_prev, out=ws.buffers.take("product", (out, into)))
-        module.add(dW, product, out=dW)
-        module.add(db, module.sum(dz, axis=0, out=ws.buffers.take("line", (out,))), out=db)
-    else:
-        module.matmul(dz.T, h_prev, out=dW)
-        module.sum(dz, axis=0, out=db)
-    module.matmul(dz, W, out=dh_prev)
+    with current_device_of(W):
+        if apply_tanh_grad:
+            steps.tanh_slope_times(h, dL_dh, dz, False)
+        else:
+            dz[...] = dL_dh
+        module = steps.module
+        if accumulate:
+            product = module.matmul(dz.T, h_prev, out=ws.buffers.take("product", (out, into)))
+            module.add(dW, product, out=dW)
+        else:
+            module.matmul(dz.T, h_prev, out=dW)
+        steps.sum_rows(dz, db, accumulate, ws.buffers.take)
+        module.matmul(dz, W, out=dh_prev)
 
 
 def fourier_backward_inplace(
@@ -192,50 +196,42 @@ def fourier_backward_inplace(
 def sub_out(a: Array, b: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = a - b, or out += a - b; all of one shape."""
     _same_shape("b", b, "a", a)
-    module = _writing("out", out, {"a": a, "b": b}, tuple(a.shape))
-    if accumulate:
-        module.add(out, a, out=out)
-        module.subtract(out, b, out=out)
-    else:
-        module.subtract(a, b, out=out)
+    steps = _writing("out", out, {"a": a, "b": b}, tuple(a.shape))
+    with current_device_of(out):
+        steps.subtract(a, b, out, accumulate)
 
 
 def mul_scalar_out(a: Array, s: float, out: Array, *, accumulate: bool = False) -> None:
     """out = a s, or out += a s; ``s`` a Python number."""
     if not isinstance(s, int | float):
         raise ArgumentError(f"s: expected a Python number, came {type(s).__name__}")
-    module = _writing("out", out, {"a": a}, tuple(a.shape))
-    if accumulate:
-        out += a * s
-    else:
-        module.multiply(a, s, out=out)
+    steps = _writing("out", out, {"a": a}, tuple(a.shape))
+    with current_device_of(out):
+        steps.scale(a, s, out, accumulate)
 
 
 def tanh_deriv_mul_out(h: Array, g: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = (1 - h^2) g, or out += it; the derivative of tanh where its value is h."""
     _same_shape("g", g, "h", h)
-    module = _writing("out", out, {"h": h, "g": g}, tuple(h.shape))
-    if accumulate:
-        out += (1.0 - h * h) * g
-    else:
-        _tanh_times(module, h, g, out)
+    steps = _writing("out", out, {"h": h, "g": g}, tuple(h.shape))
+    with current_device_of(out):
+        steps.tanh_slope_times(h, g, out, accumulate)
 
 
 def sum_rows_out(a: Array, out: Array, *, accumulate: bool = False) -> None:
     """out (width,) = the sum of the rows of a (n, width), or out += it."""
     if len(a.shape) != 2:
         raise ShapeError(f"a has shape {tuple(a.shape)}; expected (n, width)")
-    module = _writing("out", out, {"a": a}, (a.shape[1],))
-    if accumulate:
-        out += module.sum(a, axis=0)
-    else:
-        module.sum(a, axis=0, out=out)
+    steps = _writing("out", out, {"a": a}, (a.shape[1],))
+    with current_device_of(out):
+        steps.sum_rows(a, out, accumulate)
 
 
 def memset_zero_out(out: Array) -> None:
     """Set every entry to zero."""
-    _writing("out", out, {}, tuple(out.shape))
-    out[...] = 0.0
+    steps = _writing("out", out, {}, tuple(out.shape))
+    with current_device_of(out):
+        steps.zero(out)
 
 
 def fourier_grad(
@@ -253,47 +249,18 @@ def fourier_grad(
     ``scratch`` is a workspace whose batch is n: then nothing is allocated.
     """
     _check_fourier(dL_dphi, x, B)
-    module = _writing("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
-    n, m = x.shape[0], B.shape[1]
-    sines, cosines = dL_dphi[:, :m], dL_dphi[:, m:]
-    if scratch is None:
-        p = (x * two_pi) @ B
-        bar = (module.cos(p) * sines - module.sin(p) * cosines) * two_pi
-        found = x.T @ bar
-        dL_dB[...] = dL_dB + found if accumulate else found
-        return
-    take = scratch.buffers.part(0).take
-    p, c, s = (take(name, (n, m)) for name in ("p", "cos", "sin"))
-    module.matmul(x, B, out=p)
-    module.multiply(p, two_pi, out=p)
-    module.cos(p, out=c)
-    module.sin(p, out=s)
-    one, two = take("one", (n, m)), take("two", (n, m))
-    module.multiply(c, sines, out=one)
-    module.multiply(s, cosines, out=two)
-    module.subtract(one, two, out=one)
-    module.multiply(one, two_pi, out=one)
-    found = module.matmul(x.T, one, out=take("product", tuple(B.shape)))
-    if accumulate:
-        module.add(dL_dB, found, out=dL_dB)
-    else:
-        dL_dB[...] = found
-
-
-def _tanh_times(module: Any, h: Array, g: Array, out: Array) -> None:
-    """(1 - h^2) g"""
-    module.multiply(h, h, out=out)
-    module.negative(out, out=out)
-    module.add(out, 1.0, out=out)
-    module.multiply(out, g, out=out)
+    steps = _writing("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
+    take = None if scratch is None else scratch.buffers.part(0).take
+    with current_device_of(dL_dB):
+        steps.frequency_gradient(x, dL_dphi, B, dL_dB, two_pi, accumulate, take)
 
 
 # ------------------------------------------------------------------------------------------------------------
 # checks
 
 
-def _writing(name: str, out: Array, given: dict[str, Array], shape: tuple[int, ...]) -> Any:
-    """The library's own module, after checking that ``out`` may be written and shares memory with no argument."""
+def _writing(name: str, out: Array, given: dict[str, Array], shape: tuple[int, ...]) -> Primitives:
+    """What writes into ``out``, after checking that it may be written and shares memory with no argument."""
     library = check_same_library([(name, out), *given.items()])
     if library.name not in WRITABLE:
         raise BackendError(
@@ -306,7 +273,7 @@ def _writing(name: str, out: Array, given: dict[str, Array], shape: tuple[int, .
             raise DtypeError(f"{other} is {dtype_name(array.dtype)}, {name} is {dtype_name(out.dtype)}")
         if shares_memory(out, array):
             raise ArgumentError(f"{name} shares memory with {other}; pass an array of its own")
-    return sys.modules[library.name]
+    return primitives_for(library, device_kind(out, library.name))
 
 
 def shares_memory(left: Array, right: Array) -> bool:
