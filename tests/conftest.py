@@ -46,10 +46,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="numpy",
         help="the array library that this run tests (default: numpy)",
     )
+    parser.addoption(
+        "--standin",
+        action="store_true",
+        help="with --backend cupy, on a machine without a card: a CuPy made of NumPy arrays, kernels by an emulator",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--backend")
+    if name == "cupy" and config.getoption("--standin"):
+        _put_standin(config)
     if name == "cupy" and not arrays.has_gpu("cupy"):
         # A run in which every test is skipped would look like a pass.
         raise pytest.UsageError("--backend cupy needs the package cupy and a CUDA device that it can use")
@@ -72,6 +79,19 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("scanfield")
+
+
+def _put_standin(config: pytest.Config) -> None:
+    """The stand-in for CuPy, for the whole run."""
+    sys.path.append(str(HERE / "cuda"))
+    import emulator
+    import standin
+
+    if emulator.missing():
+        raise pytest.UsageError(f"--standin: {emulator.missing()}")
+    context = standin.installed()
+    context.__enter__()
+    config.add_cleanup(lambda: context.__exit__(None, None, None))
 
 
 def compiled_kernels(config: pytest.Config) -> Path:

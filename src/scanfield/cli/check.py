@@ -17,7 +17,7 @@ from typing import Any
 
 from scanfield.cli import agree
 from scanfield.cli.console import progress, table
-from scanfield.cli.places import places
+from scanfield.cli.places import absent, places
 
 _EXAMPLES = """\
 examples:
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = agree.compare(
             records, everywhere, full=arguments.full, everything=arguments.library is not None, done=tick
         )
+    report.absent = {} if arguments.library else absent()
     if arguments.json:
         print(json.dumps(as_json(report), indent=2))
     else:
@@ -93,6 +94,7 @@ def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
         f"not compared: {run}, {', '.join(sorted(names))}: {reason}"
         for (run, reason), names in report.declined.items()
     ]
+    parts += [f"not here: {name}, {reason}" for name, reason in report.absent.items()]
     if report.alone:
         names = ", ".join(sorted(report.alone))
         parts.append(f"only one implementation here, so nothing to compare: {names}")
@@ -167,6 +169,7 @@ def as_json(report: agree.Report) -> dict[str, Any]:
         ],
         "alone": sorted(report.alone),
         "selected": sorted(report.selected),
+        "not_here": report.absent,
     }
 
 
