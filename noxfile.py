@@ -58,6 +58,20 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "cupy": (["cupy-cuda12", "pinn"], []),
 }
 
+# Of what tests(cupy) runs on a card, that which meets the kernels: these tests run without one too, on CuPy's stand-in.
+ON_STANDIN = [
+    *(
+        f"tests/scans/test_{name}.py"
+        for name in ("properties", "vjp", "affine", "step_and_states", "dtypes", "edges")
+    ),
+    *(
+        f"tests/field/test_field_{name}.py"
+        for name in ("layout", "shapes", "dtypes", "packing", "reproducibility", "state")
+    ),
+    *(f"tests/pinn/test_pinn_{name}.py" for name in ("loss", "workspace")),
+    "tests/lrp/test_lrp_scans.py",
+]
+
 
 @nox.session
 def demo(session: nox.Session) -> None:
@@ -88,8 +102,10 @@ def tests_numpy(session: nox.Session) -> None:
 @nox.session
 def cuda(session: nox.Session) -> None:
     """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
-    install(session, ["torch"], ["test", "kernels"])  # torch: its tensors go to the same kernels
+    install(session, ["torch", "pinn"], ["test", "kernels"])  # torch: its tensors go to the same kernels
     run_tests(session, "numpy", "tests/cuda")
+    if not session.posargs:
+        run_tests(session, "cupy", "--standin", *ON_STANDIN)
 
 
 @nox.session

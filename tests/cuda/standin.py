@@ -109,7 +109,10 @@ def made(what: str, found: Any, arguments: Any) -> Any:
     if isinstance(found, np.ndarray):
         flat = [y for x in arguments for y in (x if isinstance(x, tuple | list) else (x,))]
         for x in flat:
-            if isinstance(x, ndarray) and found is not x.host and np.may_share_memory(found, x.host):
+            if isinstance(x, ndarray) and found is x.host:  # written into
+                check_devices(what, arguments)
+                return x
+            if isinstance(x, ndarray) and np.may_share_memory(found, x.host):
                 return ndarray(found, x.device)
     check_devices(what, arguments)
     return wrapped(found)
@@ -178,6 +181,7 @@ class ndarray:
     __bool__ = lambda self: bool(self.get())  # noqa: E731
     __int__ = lambda self: int(self.get())  # noqa: E731
     __float__ = lambda self: float(self.get())  # noqa: E731
+    __complex__ = lambda self: complex(self.get())  # noqa: E731
     __index__ = lambda self: int(self.get())  # noqa: E731
     __hash__ = None
 
