@@ -9,6 +9,7 @@ at all, is an error; views are not computed.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ class Device:
     @property
     def attributes(self) -> dict[str, int]:
         return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
+
+    def synchronize(self) -> None:
+        """Everything has run already."""
 
     def __enter__(self) -> Device:
         self._current.append(self.id)
@@ -90,6 +94,16 @@ class Stream:
 
     def __exit__(self, *error: object) -> None:
         self._entered[Device().id].pop()
+
+
+class Event:
+    """A mark in a stream: of the time on the host."""
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Everything has run already."""
 
 
 class OtherDevice(RuntimeError):
@@ -332,6 +346,7 @@ def make() -> types.ModuleType:
         "empty": _empty,
         "empty_like": lambda x, dtype=None, **ignored: _empty(x.shape, dtype or x.dtype),
         "asnumpy": _asnumpy,
+        "get_default_memory_pool": lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
         "from_dlpack": lambda x: ndarray(np.from_dlpack(x)),
     }
 
@@ -344,9 +359,11 @@ def make() -> types.ModuleType:
         getDeviceCount=lambda: 2,
         CUDARuntimeError=CUDARuntimeError,
         runtimeGetVersion=lambda: 13000,
+        getDeviceProperties=lambda device: {"name": b"stand-in"},
     )
     cuda.__dict__.update(Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: True)
     cuda.PythonFunctionAllocator, cuda.using_allocator = PythonFunctionAllocator, _using_allocator
+    cuda.Event, cuda.get_elapsed_time = Event, lambda start, stop: 1e3 * (stop.time - start.time)
     cuda.get_current_stream = lambda: Stream(Stream.current())
     cuda.__path__ = []
     cuda.device = types.ModuleType("cupy.cuda.device")
