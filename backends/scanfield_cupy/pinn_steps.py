@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import cupy
+import numpy
 
 from scanfield.arrays import dtype_name
 from scanfield.pinn.primitives import Primitives, Take
@@ -29,7 +30,9 @@ class Steps(Primitives):
 
     def scale(self, a: Array, s: float, out: Array, accumulate: bool) -> None:
         """out = a s"""
-        if not _elementwise("scale", (a, out.dtype.type(s)), out, (int(accumulate),)):
+        with numpy.errstate(over="ignore"):  # a factor beyond float32 is infinite, as on the card
+            factor = out.dtype.type(s)
+        if not _elementwise("scale", (a, factor), out, (int(accumulate),)):
             super().scale(a, s, out, accumulate)
 
     def tanh_slope_times(self, h: Array, g: Array, out: Array, accumulate: bool) -> None:
