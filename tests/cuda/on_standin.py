@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__mp_main__":  # a process that takes some of the cases begins with this file
-    installed().__enter__()
+    kept = installed()
+    kept.__enter__()
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
