@@ -155,6 +155,40 @@ def test_zero_is_set_where_an_array_lies(card: Any) -> None:
         assert not card.raw(x).any()
 
 
+def test_more_elements_than_threads_are_taken_in_turns(card: Any, monkeypatch: Any) -> None:
+    """A grid has at most 2^31 - 1 blocks: here it has two, of 256 threads."""
+    from scanfield_cupy import pinn_jets, pinn_steps
+
+    for module in (pinn_jets, pinn_steps):
+        monkeypatch.setattr(module, "blocks_for", lambda elements: 2)
+    rng = np.random.default_rng(9)
+    z, bar, weights = rng.standard_normal((4, 33, 41)), rng.standard_normal((4, 33, 41)), rng.random((33, 2))
+    memory = Buffers(card.cupy, "float64", None)
+    h = fused(card).activate("swish", card.array(z), 2, (card.array(weights),), memory, "h")
+    back = fused(card).activate_back(
+        "swish", card.array(z), h, card.array(bar), 2, (card.array(weights),), memory, "bar"
+    )
+    want = generic().activate("swish", z, 2, (weights,), NOTHING, "h")
+    assert deviation(card.raw(h), want) <= 2e-14
+    want = generic().activate_back("swish", z, want, bar, 2, (weights,), NOTHING, "bar")
+    assert deviation(card.raw(back), want) <= 2e-14
+    wide = card.array(np.zeros((33, 50)))
+    pinn.sub_out(card.array(z[0]), card.array(bar[0]), wide[:, 4:45])
+    assert np.array_equal(card.raw(wide)[:, 4:45], z[0] - bar[0]) and not card.raw(wide)[:, 45:].any()
+
+
+def test_f048_rows_far_apart(card: Any) -> None:
+    """Steps from row to row of which a few pass 2^31 numbers."""
+    parent = np.zeros((5, 2**29 + 64), np.float32)  # pages that nobody touches cost nothing
+    view = parent[:, :3]
+    view[...] = np.random.default_rng(60).uniform(0.5, 1, (5, 3))
+    given, out = standin.ndarray(view), card.cupy.empty((3,), "float32")
+    pinn.sum_rows_out(given, out)
+    assert deviation(card.raw(out), view.astype("float64").sum(axis=0)) <= 1e-6
+    pinn.mul_scalar_out(card.array(view), 2.0, standin.ndarray(parent[:, 40:43]))
+    assert np.array_equal(parent[:, 40:43], 2 * view)
+
+
 # 1 row, a block's run and one more, several segments of unequal length; columns off the 32 of a block.
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("n", "width"), [(1, 1), (9, 33), (2500, 5), (70_000, 1)])
