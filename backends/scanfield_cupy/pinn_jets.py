@@ -8,18 +8,18 @@ import array_api_compat.cupy as compat
 import cupy
 
 from scanfield.arrays import dtype_name
-from scanfield.pinn.inplace import InPlace
 from scanfield.pinn.kernels import Channels
 from scanfield.pinn.memory import Buffers
 from scanfield.pinn.selection import own_kernels
 from scanfield_cupy.modules import STORED, THREADS, blocks_for, launch
-from scanfield_cupy.pinn_steps import Steps
+from scanfield_cupy.pinn_embedding import Embedding
+from scanfield_cupy.pinn_steps import Steps, weights_of
 
 Array = Any
 
 
-class Fused(Steps, InPlace):
-    """Kernels that write, with the activations' steps and those of single layers fused."""
+class Fused(Steps, Embedding):
+    """Kernels that write, with the steps of embedding, activations and single layers fused."""
 
     name = "cupy.rawkernel"
 
@@ -59,14 +59,12 @@ def _through(kernel: str, activation: str, arrays: tuple[Array, ...], d: int, ch
     count = n * width
     if count == 0:
         return
-    weights: list[Array | None] = [None if x is None else cupy.ascontiguousarray(x) for x in channels]
-    weights += [None] * (2 - len(weights))
     launch(
         "pinn_jets.cu",
         {"REAL": STORED[dtype_name(arrays[0].dtype)]},
         f"{kernel}_{activation}",
         (blocks_for(count), 1, 1),
-        (*arrays, count, width, d if blocks > 1 else 0, len(channels), *weights),
+        (*arrays, count, width, d if blocks > 1 else 0, len(channels), *weights_of(channels)),
         0,
         THREADS,
     )

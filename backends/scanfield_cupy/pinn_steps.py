@@ -9,6 +9,7 @@ import cupy
 import numpy
 
 from scanfield.arrays import dtype_name
+from scanfield.pinn.kernels import Channels
 from scanfield.pinn.primitives import Primitives, Take
 from scanfield_cupy.layout import dtype, steps
 from scanfield_cupy.modules import MOST_ROWS, STORED, THREADS, blocks_for, launch
@@ -17,7 +18,7 @@ Array = Any
 
 # Columns of a block that sums rows, as the kernels have them. Long columns are cut into segments of so many rows, and into no
 # more than so many segments.
-_COLUMNS, _SEGMENT, _SEGMENTS = 32, 1024, 64
+COLUMNS, _SEGMENT, _SEGMENTS = 32, 1024, 64
 
 
 class Steps(Primitives):
@@ -51,7 +52,7 @@ class Steps(Primitives):
         if n == 0 or width == 0 or not _is_real(out):
             super().sum_rows(a, out, accumulate, take)
             return
-        segments, each = _cut(n)
+        segments, each = cut_rows(n)
         if segments > 1:
             parts = _room(take, "parts", (segments, width), out)
             _sum(a, parts, n, width, width, segments, each, False)
@@ -73,26 +74,26 @@ class Steps(Primitives):
         if 0 in (n, d, m) or not _is_real(out):
             super().frequency_gradient(x, dL_dphi, B, out, two_pi, accumulate, take)
             return
-        segments, each = _cut(n)
+        segments, each = cut_rows(n)
         to = out if segments == 1 else _room(take, "parts", (segments * d, m), out)
         launch(
             "pinn_steps.cu",
             {"REAL": STORED[dtype_name(out.dtype)]},
             "frequency_gradient",
-            (-(-m // _COLUMNS), segments, 1),
-            (*_plane(x), *_plane(dL_dphi), *_plane(B), *_plane(to), n, m, d, segments, each, out.dtype.type(two_pi),
+            (-(-m // COLUMNS), segments, 1),
+            (*plane(x), *plane(dL_dphi), *plane(B), *plane(to), n, m, d, segments, each, out.dtype.type(two_pi),
              int(accumulate and segments == 1)),
             THREADS * out.dtype.itemsize,
         )  # fmt: skip
         if segments > 1:
-            _sum(to.reshape((segments, d * m)), out, segments, d * m, m, 1, segments, accumulate)
+            sum_segments(to, out, segments, accumulate)
 
 
 def _is_real(x: Array) -> bool:
     return dtype_name(x.dtype) in ("float32", "float64")
 
 
-def _cut(rows: int) -> tuple[int, int]:
+def cut_rows(rows: int) -> tuple[int, int]:
     """Segments of a column, and the rows of each."""
     segments = max(1, min(_SEGMENTS, MOST_ROWS, -(-rows // _SEGMENT)))
     each = -(-rows // segments)
@@ -103,7 +104,7 @@ def _room(take: Take | None, name: str, shape: tuple[int, ...], like: Array) -> 
     return cupy.empty(shape, dtype(dtype_name(like.dtype))) if take is None else take(name, shape)
 
 
-def _plane(x: Array) -> tuple[Any, ...]:
+def plane(x: Array) -> tuple[Any, ...]:
     """An array of two axes, or of one as a row, as kernels take it: address, and steps along rows and columns."""
     found = steps(x)
     return (x, *(found if len(found) == 2 else (0, *found)))
@@ -121,7 +122,7 @@ def _elementwise(kernel: str, given: tuple[Any, ...], out: Array, more: tuple[in
         places = {id(x): (x, 0, 1) for x in arrays}
     elif out.ndim in (1, 2):
         rows, width = (1, *out.shape)[-2:]
-        places = {id(x): _plane(x) for x in arrays}
+        places = {id(x): plane(x) for x in arrays}
     else:
         return False
     arguments = [y for x in (*given, out) for y in places.get(id(x), (x,))]
@@ -137,6 +138,19 @@ def _elementwise(kernel: str, given: tuple[Any, ...], out: Array, more: tuple[in
     return True
 
 
+def sum_segments(parts: Array, out: Array, segments: int, accumulate: bool) -> None:
+    """out (d, width) = the sum of so many planes that lie one below the other, or added to it."""
+    size, width = out.shape[0] * out.shape[1], out.shape[1]
+    _sum(parts.reshape((segments, size)), out, segments, size, width, 1, segments, accumulate)
+
+
+def weights_of(channels: Channels) -> tuple[Array | None, Array | None]:
+    """The weights of both channels as kernels read them; None for a Laplacian's, and for a channel that is not there."""
+    found = [None if x is None else cupy.ascontiguousarray(x) for x in channels]
+    first, second = (*found, None, None)[:2]
+    return first, second
+
+
 def _sum(
     a: Array, out: Array, rows: int, width: int, inner: int, segments: int, each: int, accumulate: bool
 ) -> None:
@@ -144,7 +158,7 @@ def _sum(
         "pinn_steps.cu",
         {"REAL": STORED[dtype_name(out.dtype)]},
         "row_sums",
-        (-(-width // _COLUMNS), segments, 1),
-        (*_plane(a), *_plane(out), rows, width, inner, segments, each, int(accumulate)),
+        (-(-width // COLUMNS), segments, 1),
+        (*plane(a), *plane(out), rows, width, inner, segments, each, int(accumulate)),
         THREADS * out.dtype.itemsize,
     )

@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
     def local_memory(self, kernel: str) -> bool:
         """Whether local memory is due: the sine and cosine of a large angle reduce it there."""
-        sines = kernel.endswith("_sin") or kernel == "frequency_gradient"
+        sines = kernel.endswith("_sin") or kernel in ("embed", "frequency_gradient")
         return sines or "complex" in dict(self.macros).get("STATE", "")
 
 
@@ -97,7 +97,9 @@ def cases() -> list[Case]:
                     )
                 )  # fmt: skip
     made += [
-        case(file, REAL=real) for file in ("pinn_jets.cu", "pinn_steps.cu") for real in ("float", "double")
+        case(file, REAL=real)
+        for file in ("pinn_jets.cu", "pinn_embedding.cu", "pinn_steps.cu")
+        for real in ("float", "double")
     ]
     return made
 

@@ -266,6 +266,33 @@ def test_losses_of_every_kind_with_all_gradients(card: Any, activation: str, d: 
         assert deviation(card.raw(results["cupy"][name]), want) <= 10 * TOLERANCE[dtype], name
 
 
+@pytest.mark.parametrize(("kind", "d"), [("frozen", 2), ("raw", 2), ("periodic", 3), ("fourier", 5)])
+def test_embeddings_of_every_kind(card: Any, kind: str, d: int) -> None:
+    """Jets, losses with all gradients, and the rows that a Jacobian is made of."""
+    results = []
+    for place in (library("numpy"), card):
+        network, terms = draws.network(place, d, kind=kind), draws.terms(place, d, real=True)[:5]
+        found = everything(pinn.loss_and_grad(network, terms))
+        jet = pinn.jet(network, terms[0].pieces[0].points)
+        r, J = pinn.jacobian(network, terms, chunk=4)
+        results.append(
+            {**found, "value": jet.value, "first": jet.first, "second": jet.second, "r": r, "J": J}
+        )
+    for name, want in results[0].items():
+        assert deviation(card.raw(results[1][name]), want) <= 1e-12, name
+
+
+@pytest.mark.parametrize(("n", "d"), [(1500, 2), (2100, 5)])
+def test_frequencies_of_many_points_at_once(card: Any, n: int, d: int) -> None:
+    """Rows in several segments, which are added up in their order."""
+    results = []
+    for place in (library("numpy"), card, card):
+        network, terms = draws.network(place, d), draws.terms(place, d, n=n, kinds=("operator",))
+        results.append(place.raw(pinn.loss_and_grad(network, terms, chunk=n).gradients["B"]))
+    assert deviation(results[1], results[0]) <= 1e-12
+    assert same_bits(results[1], results[2])
+
+
 def test_the_users_default_writes_by_kernels(card: Any) -> None:
     from scanfield.pinn.selection import kernels_for, methods
 
@@ -299,9 +326,9 @@ def test_a_training_is_numpys_and_stays_on_the_card(card: Any) -> None:
         got, trained = train(card, steps)
         copies.append(dict(standin.TRANSFERS))
     assert copies[0] == copies[1]  # a step copies nothing, either way
-    assert {"jet_forward_tanh", "jet_backward_tanh", "row_sums"} <= {
-        launch.name for launch in standin.LAUNCHES
-    }
+    assert {launch.name for launch in standin.LAUNCHES} == {
+        "embed", "jet_forward_tanh", "jet_backward_tanh", "embed_back", "omega_gradient", "row_sums",
+    }  # fmt: skip
     for x, y in zip(got, want, strict=True):
         assert deviation(card.raw(x), y) <= 1e-12
     for name, x in network.parameters.items():

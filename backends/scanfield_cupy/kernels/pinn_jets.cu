@@ -10,7 +10,7 @@
 // Reference: forward Laplacian, Li et al. (arXiv 2307.08214); the table of derivatives stands in `pinn/activations.py`.
 // Compiled once for each REAL.
 
-typedef REAL R;
+#include "pinn_planes.cuh"
 
 struct Slopes {
     R value, s1, s2, s3;
@@ -55,7 +55,7 @@ struct Blocks {
 
     __device__ __forceinline__ const R* weights(i64 channel, i64 element) const {
         const R* all = channel == 0 ? first : second;
-        return all ? all + element / width * dimensions : nullptr;
+        return all ? weights_of(first, second, channel, element / width, dimensions) : nullptr;
     }
     // sum_i a_i z_i^2
     __device__ __forceinline__ R bent(const R* z, i64 element, const R* a) const {

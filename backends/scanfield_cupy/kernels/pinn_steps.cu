@@ -1,24 +1,10 @@
 // The steps of the sweep back of single layers: each writes one array, or adds to it.
 //
-// An array is a plane, rows of columns with a step along each, so that slices are read as they lie. Sums over rows are made in
-// an order that the shapes fix: eight runs of a block's segment, added up in pairs; then the segments.
+// An array is a plane, rows of columns with a step along each, so that slices are read as they lie.
 // Compiled once for each REAL.
 
-typedef REAL R;
+#include "pinn_planes.cuh"
 
-#define RUNS 8      // rows that a block walks side by side
-#define COLUMNS 32  // of a block
-#define DIMENSIONS 4  // of the gradient of the frequencies, in a block
-
-struct Plane {
-    R* start;
-    i64 row, column;
-
-    __device__ __forceinline__ R& at(i64 r, i64 c) const { return start[r * row + c * column]; }
-};
-
-#define PLANE(x) R *x, i64 x##_row, i64 x##_column
-#define AS_PLANE(x) Plane{x, x##_row, x##_column}
 #define EACH_ELEMENT                                                                                               \
     for (i64 element = i64(blockIdx.x) * blockDim.x + threadIdx.x; element < rows * width;                         \
          element += i64(gridDim.x) * blockDim.x)
@@ -56,18 +42,6 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256) zero(PLANE(out), i64 rows, i64 width) {
     EACH_ELEMENT { give(AS_PLANE(out), element, width, R(0), 0); }
-}
-
-// The runs of a column added up, in pairs; the sum is thread run 0's.
-__device__ __forceinline__ R over_runs(R* memory, int run, int column, R own) {
-    memory[run * COLUMNS + column] = own;
-    for (int half = RUNS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (run < half) memory[run * COLUMNS + column] += memory[(run + half) * COLUMNS + column];
-    }
-    const R sum = run == 0 ? memory[column] : R(0);
-    __syncthreads();
-    return sum;
 }
 
 // Sums of the rows of each segment: element (segment, c) of a plane with rows of `inner` columns, in which c runs on.
