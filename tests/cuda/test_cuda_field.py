@@ -1,4 +1,4 @@
-"""Field reports F046 to F049 on the kernels, and what comes later. F044, F050 to F052 run on the stand-in in `tests/field`."""
+"""Field reports F046 to F049 on the kernels, what comes later. F044, F050 to F052 run on the stand-in, in `tests/field`."""
 
 from __future__ import annotations
 
