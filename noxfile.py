@@ -99,6 +99,15 @@ def tests_numpy(session: nox.Session) -> None:
     run_tests(session, "numpy")
 
 
+@nox.session(name="tests-slow", default=False)
+def tests_slow(session: nox.Session) -> None:
+    """What takes minutes a test: every golden case compiled by inductor."""
+    extras, groups = LIBRARIES["torch"]
+    install(session, extras, ["test", *groups])
+    install_sources(session)
+    run_tests(session, "torch", "--slow", "-m=slow")
+
+
 @nox.session
 def cuda(session: nox.Session) -> None:
     """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
@@ -115,7 +124,8 @@ def agree(session: nox.Session) -> None:
     The CUDA kernels too, without a card: on a CuPy made of NumPy arrays, by an emulator (which needs g++).
     """
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
-    command = ["python", "tests/cuda/on_standin.py", "check", "--full"]
+    # Two processes: a case is mostly compilers of one thread.
+    command = ["python", "tests/cuda/on_standin.py", "check", "--full", "--jobs=2"]
     session.run(*command, *session.posargs, env=environment(session))
     session.run("pytest", "tests/agree", env=environment(session))
 
@@ -131,7 +141,11 @@ def minimums(session: nox.Session) -> None:
     ]
     tools = nox.project.dependency_groups(PROJECT, "test")
     session.install("--no-compile", "-e", ".", *map(lowest, claimed), *map(tested, tools))
-    run_tests(session, "numpy", "tests/scans", "tests/dispatch")
+    # What an old version of a library can change: the values, options, dtypes and shapes of the scans, and the dispatch.
+    scans = [
+        f"tests/scans/test_{name}.py" for name in ("golden", "options", "dtypes", "edges", "vjp", "lazy")
+    ]
+    run_tests(session, "numpy", *scans, "tests/dispatch")
     run_tests(session, "jax", "tests/scans/test_vjp.py")
 
 
@@ -189,18 +203,26 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
 
 
+# Scripts of benchmarks/ whose figures stand in docs/performance.md, and where these are kept.
+KEPT = {
+    "scans_numpy": "docs/performance.json",
+    "pinn": "docs/performance-pinn.json",
+    "helmholtz": "docs/performance-helmholtz.json",
+}
+
+
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/.
 
-    Without options it also writes docs/performance.json and, from it, docs/performance.md.
+    Without options it also writes docs/performance*.json and, from them, docs/performance.md.
     """
     install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
-        keeps = name == "scans_numpy" and not options
-        more = ["--output", "docs/performance.json"] if keeps else options
+        keeps = name in KEPT and not options
+        more = ["--output", KEPT[name]] if keeps else options
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
         if keeps:
             session.run("python", "benchmarks/_page.py", "docs/performance.json", "docs/performance.md")

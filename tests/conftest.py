@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --backend cupy, on a machine without a card: a CuPy made of NumPy arrays, kernels by an emulator",
     )
+    parser.addoption("--slow", action="store_true", help="also what is marked slow: minutes each, not in CI")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -120,6 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     name = config.getoption("--backend")
     gpu = not config.getoption("--standin") and any(item.get_closest_marker("gpu") for item in items)
     gpu = gpu and arrays.has_gpu(name)
+    slow = config.getoption("--slow")
     kept, left_out = [], []
     for item in items:
         mark = item.get_closest_marker("backend")
@@ -143,7 +145,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         compiled = examples.COMPILED_FOR.get(method)
         if compiled and name != compiled:
             wanted = (compiled,)
-        (kept if name in wanted and not dear else left_out).append(item)
+        waits = not slow and item.get_closest_marker("slow") is not None
+        (kept if name in wanted and not dear and not waits else left_out).append(item)
         if compiled and method.endswith(".numba") and importlib.util.find_spec("numba") is None:
             item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))
         if item.get_closest_marker("gpu") and not gpu:

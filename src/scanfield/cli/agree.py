@@ -87,6 +87,15 @@ class Pair:
         if found.excess > 1:
             self.failed.append(found)
 
+    def merge(self, other: Pair) -> None:
+        """Add what another comparison of the same two runs has shown."""
+        self.compared += other.compared
+        self.failed += other.failed
+        for name, worst in other.worst.items():
+            known = self.worst.get(name)
+            if known is None or worst.excess > known.excess:
+                self.worst[name] = worst
+
 
 class Crash(NamedTuple):
     """A run that raised."""
@@ -112,6 +121,18 @@ class Report:
     """Libraries that have no place on this machine, and why."""
     runs: dict[str, set[Run]] = field(default_factory=dict)
     """Operation -> the runs that gave results."""
+
+    def add(self, other: Report) -> None:
+        """Add the report of further cases."""
+        for runs, pair in other.pairs.items():
+            self.pairs.setdefault(runs, Pair()).merge(pair)
+        for crash, where in other.crashes.items():
+            self.crashes.setdefault(crash, []).extend(where)
+        for reason, names in other.declined.items():
+            self.declined.setdefault(reason, set()).update(names)
+        self.selected |= other.selected
+        for name, runs_of in other.runs.items():
+            self.runs.setdefault(name, set()).update(runs_of)
 
     @property
     def alone(self) -> set[str]:
@@ -161,15 +182,26 @@ def compare(
     Without `everything`, a place that compiles for each new shape or builds a graph with a node for each
     token gets a selection of the cases, which the report tells.
     """
+    return compare_cases(cases(records, full=full), places, everything=everything, done=done)
+
+
+def compare_cases(
+    chosen: Iterable[tuple[Record, draws.Case]],
+    places: list[Place],
+    *,
+    everything: bool = True,
+    done: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """`compare` on some of the cases."""
     report = Report()
-    for record, case in cases(records, full=full):
+    for record, case in chosen:
         exact: dict[Run, Arrays] = {}
         for dtype in ("float64", "float32"):
             here = [place for place in places if dtype in place.dtypes]
             if not everything:
-                chosen = [place for place in here if _is_selected(place, record, case, dtype)]
-                report.selected |= {str(place) for place in here if place not in chosen}
-                here = chosen
+                taken = [place for place in here if _is_selected(place, record, case, dtype)]
+                report.selected |= {str(place) for place in here if place not in taken}
+                here = taken
             results = _results(record, case, dtype, here, report)
             report.runs.setdefault(record.name, set()).update(results)
             own = _own_errors(exact, results) if dtype == "float32" else {}

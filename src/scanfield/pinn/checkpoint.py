@@ -17,18 +17,31 @@ from typing import Any
 import numpy as np
 
 from scanfield.arrays import Namespace
-from scanfield.errors import ShapeError, StateError
+from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.pinn.extras import need
 from scanfield.pinn.fourier import Embedding
 from scanfield.pinn.network import PRECISIONS, Network, from_host
 from scanfield.pinn.placing import to_host
 
-__all__ = ["architecture", "load_network", "read", "save_network", "write"]
+__all__ = ["architecture", "check_place", "load_network", "read", "save_network", "write"]
 
 _KEY = "scanfield"
 _VERSION = 1
 _FREQUENCIES = "embedding.frequencies"
 _PARAMETER = "network."
+
+
+def check_place(name: str, path: str | os.PathLike[str]) -> Path:
+    """The place of a file that will be written; ArgumentError, with the argument's name, for one where none can be."""
+    place = Path(path)
+    folder = place.resolve().parent
+    if not folder.is_dir():
+        raise ArgumentError(
+            f"{name} = {os.fspath(path)!r}: its folder does not exist; make {str(folder)!r} first"
+        )
+    if place.is_dir():
+        raise ArgumentError(f"{name} = {os.fspath(path)!r}: it is a folder, the name of a file is expected")
+    return place
 
 
 def write(
@@ -76,7 +89,8 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
 def save_network(
     path: str | os.PathLike[str], network: Network, unknowns: Mapping[str, float] | None = None
 ) -> None:
-    """Write a network, its embedding included, and the unknowns found with it."""
+    """Write a network, its embedding included, and the unknowns found with it; ArgumentError where no file can be."""
+    check_place("path", path)
     tensors = {_PARAMETER + name: to_host(value) for name, value in network.parameters.items()}
     tensors[_FREQUENCIES] = network.embedding.frequencies
     write(path, "network", tensors, {"architecture": architecture(network), "unknowns": dict(unknowns or {})})

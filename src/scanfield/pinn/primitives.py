@@ -5,6 +5,7 @@ With ``accumulate`` a step adds to what stands there. Backends put kernels in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,21 +32,20 @@ class Primitives:
 
     def scale(self, a: Array, s: float, out: Array, accumulate: bool) -> None:
         """out = a s"""
-        if accumulate:
-            out += a * s
-        else:
-            self.module.multiply(a, s, out=out)
+        xp = self.module
+        write_or_add(xp, lambda rows, into: xp.multiply(rows, s, out=into), (a,), out, accumulate)
 
     def tanh_slope_times(self, h: Array, g: Array, out: Array, accumulate: bool) -> None:
         """out = (1 - h^2) g"""
-        if accumulate:
-            out += (1.0 - h * h) * g
-            return
         xp = self.module
-        xp.multiply(h, h, out=out)
-        xp.negative(out, out=out)
-        xp.add(out, 1.0, out=out)
-        xp.multiply(out, g, out=out)
+
+        def write(h: Array, g: Array, out: Array) -> None:
+            xp.multiply(h, h, out=out)
+            xp.negative(out, out=out)
+            xp.add(out, 1.0, out=out)
+            xp.multiply(out, g, out=out)
+
+        write_or_add(xp, write, (h, g), out, accumulate)
 
     def sum_rows(self, a: Array, out: Array, accumulate: bool, take: Take | None = None) -> None:
         """out (width,) = the sum of the rows of a (n, width)"""
@@ -93,3 +93,25 @@ class Primitives:
             xp.add(out, found, out=out)
         else:
             out[...] = found
+
+
+# Numbers that are made at a time where something is added: as many as NumPy's own iterators buffer.
+_FEW = 8192
+
+
+def write_or_add(
+    module: Any, write: Callable[..., Any], given: tuple[Array, ...], out: Array, accumulate: bool
+) -> None:
+    """``write(*given, out)``; or out += what it writes, some rows at a time, so that no array of its size is made."""
+    if not accumulate:
+        write(*given, out)
+        return
+    if not out.shape:
+        out, given = out[None], tuple(array[None] for array in given)
+    rows = max(1, _FEW // max(1, math.prod(out.shape[1:])))
+    scratch = module.empty_like(out[:rows, ...])
+    for start in range(0, out.shape[0], rows):
+        part = out[start : start + rows, ...]
+        made = scratch[: part.shape[0], ...]
+        write(*(array[start : start + rows, ...] for array in given), made)
+        module.add(part, made, out=part)
