@@ -59,6 +59,20 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "cupy": (["cupy-cuda12", "pinn"], []),
 }
 
+# Of what tests(cupy) runs on a card, that which meets the kernels: these tests run without one too, on CuPy's stand-in.
+ON_STANDIN = [
+    *(
+        f"tests/scans/test_{name}.py"
+        for name in ("properties", "vjp", "affine", "step_and_states", "dtypes", "edges")
+    ),
+    *(
+        f"tests/field/test_field_{name}.py"
+        for name in ("layout", "shapes", "dtypes", "packing", "reproducibility", "state")
+    ),
+    *(f"tests/pinn/test_pinn_{name}.py" for name in ("loss", "workspace")),
+    "tests/lrp/test_lrp_scans.py",
+]
+
 
 @nox.session
 def demo(session: nox.Session) -> None:
@@ -114,16 +128,22 @@ def fuzz(session: nox.Session, library: str) -> None:
 @nox.session
 def cuda(session: nox.Session) -> None:
     """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
-    install(session, ["torch"], ["test", "kernels"])  # torch: its tensors go to the same kernels
+    install(session, ["torch", "pinn"], ["test", "kernels"])  # torch: its tensors go to the same kernels
     run_tests(session, "numpy", "tests/cuda")
+    if not session.posargs:
+        run_tests(session, "cupy", "--standin", *ON_STANDIN)
 
 
 @nox.session
 def agree(session: nox.Session) -> None:
-    """Every implementation against every other, all libraries at once; a planted wrong one must be caught."""
+    """Every implementation against every other, all libraries at once; a planted wrong one must be caught.
+
+    The CUDA kernels too, without a card: on a CuPy made of NumPy arrays, by an emulator (which needs g++).
+    """
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
     # Two processes: a case is mostly compilers of one thread.
-    session.run("scanfield", "check", "--full", "--jobs=2", *session.posargs, env=environment(session))
+    command = ["python", "tests/cuda/on_standin.py", "check", "--full", "--jobs=2"]
+    session.run(*command, *session.posargs, env=environment(session))
     session.run("pytest", "tests/agree", env=environment(session))
 
 

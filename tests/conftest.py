@@ -46,11 +46,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="numpy",
         help="the array library that this run tests (default: numpy)",
     )
+    parser.addoption(
+        "--standin",
+        action="store_true",
+        help="with --backend cupy, on a machine without a card: a CuPy made of NumPy arrays, kernels by an emulator",
+    )
     parser.addoption("--slow", action="store_true", help="also what is marked slow: minutes each, not in CI")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--backend")
+    if name == "cupy" and config.getoption("--standin"):
+        _put_standin(config)
     if name == "cupy" and not arrays.has_gpu("cupy"):
         # A run in which every test is skipped would look like a pass.
         raise pytest.UsageError("--backend cupy needs the package cupy and a CUDA device that it can use")
@@ -73,6 +80,19 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("scanfield")
+
+
+def _put_standin(config: pytest.Config) -> None:
+    """The stand-in for CuPy, for the whole run."""
+    sys.path.append(str(HERE / "cuda"))
+    import emulator
+    import standin
+
+    if emulator.missing():
+        raise pytest.UsageError(f"--standin: {emulator.missing()}")
+    context = standin.installed()
+    context.__enter__()
+    config.add_cleanup(lambda: context.__exit__(None, None, None))
 
 
 def compiled_kernels(config: pytest.Config) -> Path:
@@ -99,7 +119,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     name = config.getoption("--backend")
-    gpu = arrays.has_gpu(name) if any(item.get_closest_marker("gpu") for item in items) else False
+    gpu = not config.getoption("--standin") and any(item.get_closest_marker("gpu") for item in items)
+    gpu = gpu and arrays.has_gpu(name)
     slow = config.getoption("--slow")
     kept, left_out = [], []
     for item in items:

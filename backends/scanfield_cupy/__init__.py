@@ -16,6 +16,14 @@ MANIFEST = Manifest(
             dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
             note="compiled on the first call of each operation and dtype",
         ),
+        Candidate(
+            name="cupy.rawkernel",
+            operations=("pinn",),
+            device="cuda",
+            target="scanfield_cupy.pinn_jets:kernels",
+            requires=("cupy",),
+            note="compiled on the first use of each dtype",
+        ),
     ),
 )
 

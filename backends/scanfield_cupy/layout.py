@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache, lru_cache
 from typing import Any
 
@@ -77,7 +78,11 @@ def bounds_of(cu_seqlens: Any) -> Array | None:
     if cu_seqlens is None:
         return None
     if isinstance(cu_seqlens, tuple):
-        return _uploaded(cupy.cuda.Device().id, cu_seqlens)
+        stream = (
+            cupy.cuda.get_current_stream().ptr,
+            threading.get_ident(),
+        )  # a thread's default stream has a common name
+        return _uploaded(cupy.cuda.Device().id, stream, cu_seqlens)
     return contiguous(cu_seqlens, "int64")
 
 
@@ -87,11 +92,11 @@ def shared_memory(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-@lru_cache(16)  # the layers of a model ask for the same pack one after the other
-def _uploaded(device: int, bounds: tuple[int, ...]) -> Array:
-    made = cupy.asarray(numpy.asarray(bounds, numpy.int64))
-    cupy.cuda.get_current_stream().synchronize()  # another stream may be the next to ask
-    return made
+# The layers of a model ask for the same pack one after the other. Each stream has its own: memory that is forgotten here goes
+# back to the stream that it was made on, and a kernel that still reads it has to come before whatever is written there next.
+@lru_cache(16)
+def _uploaded(device: int, stream: tuple[int, int], bounds: tuple[int, ...]) -> Array:
+    return cupy.asarray(numpy.asarray(bounds, numpy.int64))
 
 
 def sequences_of(cu_seqlens: Any, batch: int) -> int:

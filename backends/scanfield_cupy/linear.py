@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cupy
 import numpy
@@ -77,15 +77,9 @@ class Linear:
         a, b, state, bounds = call.arrays
         plan = _plan(call)
         carry = dtype(plan.carry)
-        if 0 in (*plan.shape, plan.sequences):
-            grads = [
-                cupy.zeros(x.shape, carry) if want and x is not None else None
-                for x, want in zip((a, b, state), wanted, strict=False)
-            ]
-            if grads[2] is not None and plan.shape[1] == 0 and d_final_state is not None:
-                grads[2] = d_final_state.astype(carry)
-            return *grads, None
         with a.device:
+            if 0 in (*plan.shape, plan.sequences):
+                return _nothing(call, wanted, carry, d_final_state)
             d_a, d_b = (cupy.empty(plan.shape, carry) if want else None for want in wanted[:2])
             d_state = cupy.empty(state.shape, carry) if wanted[2] and state is not None else None
             if d_a is None and d_b is None and d_state is None:
@@ -228,3 +222,16 @@ def _forward(call: Call, keep: bool) -> tuple[Array, Array, Array]:
                 (*given, state, on_device, *plan.sizes, *segments.arrays, output, final, starts),
             )  # fmt: skip
         return as_dtype(output, dtype_name(a.dtype) if half else plan.carry), final, starts
+
+
+def _nothing(
+    call: Call, wanted: tuple[bool, ...], carry: Any, d_final_state: Array | None
+) -> tuple[Array | None, ...]:
+    """The gradients of a call without elements."""
+    d_a, d_b, d_state = (
+        cupy.zeros(x.shape, carry) if want and x is not None else None
+        for x, want in zip(call.arrays[:3], wanted, strict=False)
+    )
+    if d_state is not None and _plan(call).shape[1] == 0 and d_final_state is not None:
+        d_state = d_final_state.astype(carry)
+    return d_a, d_b, d_state, None

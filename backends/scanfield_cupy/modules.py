@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import cupy
 import numpy
+
+from scanfield_cupy.sources import source
 
 Array = Any
 
@@ -29,13 +30,6 @@ STORED = {
     "complex64": "complex64",
     "complex128": "complex128",
 }
-
-
-@cache
-def source(file: str) -> str:
-    """A kernel file behind what all of them share."""
-    folder = resources.files("scanfield_cupy") / "kernels"
-    return "\n".join((folder / name).read_text() for name in ("common.cuh", file))
 
 
 def options(**defined: str) -> tuple[str, ...]:
@@ -69,6 +63,11 @@ def launch(
     device = cupy.cuda.Device().id
     function = _function(device, file, tuple(sorted(defined.items())), name, shared)
     function(tuple(grid), (threads,), tuple(_argument(x) for x in arguments), shared_mem=shared)
+
+
+def blocks_for(elements: int) -> int:
+    """Blocks of a launch in which threads take elements in turns; no more than a grid has."""
+    return min(-(-elements // THREADS), 2**31 - 1)
 
 
 def _argument(x: Array | int | numpy.generic | None) -> Any:

@@ -37,7 +37,7 @@ class Compiled(Kernels):
         self._plain = Kernels(compat, torch.special.erf)
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
-    def context(self) -> AbstractContextManager[Any]:
+    def context(self, like: Any) -> AbstractContextManager[Any]:
         """Nothing in it is recorded by autograd."""
         return torch.no_grad()
 

@@ -18,7 +18,7 @@ class Out(InPlace):
 
     name = "torch.out"
 
-    def context(self) -> AbstractContextManager[Any]:
+    def context(self, like: Array) -> AbstractContextManager[Any]:
         """Nothing in it is recorded by autograd."""
         return torch.no_grad()
 

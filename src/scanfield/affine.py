@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from scanfield.arrays import Array, check_same_library, library_of
+from scanfield.arrays import Array, check_same_library, current_device_of, library_of
 from scanfield.dispatch import registry
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans.canonical import quiet
@@ -64,10 +64,11 @@ def summarise(op: Any, *arrays: Array, **options: Any) -> Affine:
         raise ArgumentError(
             "initial_state: not in summarise; the map holds for every state: apply(op, state, ...)"
         )
-    prepared = bound.record.prepare(bound.arrays, bound.options)
-    transition, state = registry.call(prepared.call, "summarise", bound.method)
-    diagonal = registry.operation_of(prepared.call).diagonal(prepared.call)
-    return Affine(prepared.state(transition), prepared.state(state), diagonal)
+    with current_device_of(bound.arrays[bound.record.main]):
+        prepared = bound.record.prepare(bound.arrays, bound.options)
+        transition, state = registry.call(prepared.call, "summarise", bound.method)
+        diagonal = registry.operation_of(prepared.call).diagonal(prepared.call)
+        return Affine(prepared.state(transition), prepared.state(state), diagonal)
 
 
 def compose(left: Affine, right: Affine) -> Affine:
@@ -98,14 +99,14 @@ def compose(left: Affine, right: Affine) -> Affine:
 def advance(block: Affine, state: Array) -> Array:
     """The state after a block, from the state before it."""
     moved = _multiply(block, state, False)
-    with quiet(library_of(moved, "state").name):
+    with current_device_of(moved), quiet(library_of(moved, "state").name):
         return moved + block.state
 
 
 def _multiply(block: Affine, x: Array, x_diagonal: bool) -> Array:
     """block.transition times a state or another transition."""
     library = check_same_library([("transition", block.transition), ("state", x)])
-    with quiet(library.name):
+    with current_device_of(x), quiet(library.name):
         if block.diagonal:
             return block.transition * x
         if x_diagonal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import array_api_compat
@@ -187,6 +188,19 @@ def device_of(array: Array) -> Any:
     if library in ("numpy", "dask"):
         return "cpu"
     return getattr(array, "device", None)
+
+
+def current_device_of(array: Any) -> AbstractContextManager[Any]:
+    """The device of a CuPy array as the current one, for a ``with`` block; for any other object a block that does nothing.
+
+    CuPy computes, and makes arrays, on the current device, whatever device the arrays that it is given lie on.
+    """
+    return array.device if _on_current_device(type(array)) else nullcontext()
+
+
+@constant_for_compilers
+def _on_current_device(kind: type) -> bool:
+    return issubclass(kind, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def device_kind(array: Array, library: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from scanfield.arrays import Array, device_of, dtype_name, dtype_of, is_complex, library_of
+from scanfield.arrays import Array, current_device_of, device_of, dtype_name, dtype_of, is_complex, library_of
 from scanfield.dispatch import registry
 from scanfield.dispatch.report import format_table
 from scanfield.errors import ArgumentError
@@ -67,16 +67,19 @@ def vjp(
     if bound.states_at is not None:
         raise ArgumentError("states_at: not in vjp; cut the sequence at the boundaries and chain the states")
     names = _wanted(bound, wrt)
-    prepared = bound.record.prepare(bound.arrays, bound.options)
-    output, state, residuals, chosen = registry.save(prepared.call, bound.method)
-    result = ScanResult(prepared.output(output), prepared.state(state))
+    main = bound.arrays[bound.record.main]
+    with current_device_of(main):
+        prepared = bound.record.prepare(bound.arrays, bound.options)
+        output, state, residuals, chosen = registry.save(prepared.call, bound.method)
+        result = ScanResult(prepared.output(output), prepared.state(state))
 
     def pullback(d_output: Array | None = None, d_final_state: Array | None = None) -> dict[str, Array]:
         if d_output is None and d_final_state is None:
             raise ArgumentError("pullback: d_output or d_final_state is needed, both are None")
-        d_y, d_last = prepared.cotangents(d_output, d_final_state)
-        grads = registry.backward(chosen, prepared.call, residuals, d_y, d_last, prepared.wanted(names))
-        found = prepared.pull(grads, d_y)
+        with current_device_of(main):
+            d_y, d_last = prepared.cotangents(d_output, d_final_state)
+            grads = registry.backward(chosen, prepared.call, residuals, d_y, d_last, prepared.wanted(names))
+            found = prepared.pull(grads, d_y)
         return {entry.name: found[entry.name] for entry in bound.record.inputs if entry.name in names}
 
     return result, pullback

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scanfield.arrays import COMPLEX, REAL, Array, dtype_of
+from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.gradients import vjp
@@ -44,8 +44,9 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
         told: Explanation = own(*arrays, **options)
         return told
     bound = bind(op, arrays, options)
-    prepared = bound.record.prepare(bound.arrays, bound.options)
-    return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
+    with current_device_of(bound.arrays[bound.record.main]):
+        prepared = bound.record.prepare(bound.arrays, bound.options)
+        return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
 
 
 def warmup(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 import scanfield
 from scanfield.cli import agree, draws, main
-from scanfield.cli.places import places
+from scanfield.cli.check import as_json, as_text
+from scanfield.cli.places import absent, places
 
 sys.path.insert(0, str(Path(__file__).parent))
 import planting  # (needs the line above)
@@ -216,3 +218,22 @@ def test_places_are_those_of_the_machine():
         with place.scope():
             back = place.numpy(place.array(np.asarray([1.0, 2.0], dtype=np.float64).astype(place.dtypes[0])))
         np.testing.assert_array_equal(back, [1.0, 2.0])
+
+
+def test_a_library_without_a_place_is_named_with_its_reason(monkeypatch):
+    class NoDriver(RuntimeError):
+        pass
+
+    def count():
+        raise NoDriver("insufficient driver")
+
+    # CuPy as it is installed on a machine without a card, or without its driver.
+    runtime = types.SimpleNamespace(getDeviceCount=count, CUDARuntimeError=NoDriver, is_hip=False)
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert absent()["cupy"] == "installed, and finds no device"
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    shown = as_text(agree.Report(absent=absent()))
+    assert "not here: cupy, not installed: pip install 'scanfield[cupy" in shown
+    assert "numpy" not in absent() and as_json(agree.Report(absent=absent()))["not_here"] == absent()

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
+
+from scanfield_cupy.sources import source
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
@@ -31,13 +32,12 @@ class Case(NamedTuple):
 
     @property
     def code(self) -> str:
-        folder = resources.files("scanfield_cupy") / "kernels"
-        return "\n".join((folder / name).read_text() for name in ("common.cuh", self.file))
+        return source(self.file)
 
-    @property
-    def local_memory(self) -> bool:
+    def local_memory(self, kernel: str) -> bool:
         """Whether local memory is due: the sine and cosine of a large angle reduce it there."""
-        return "complex" in dict(self.macros).get("STATE", "")
+        sines = kernel.endswith("_sin") or kernel in ("embed", "frequency_gradient")
+        return sines or "complex" in dict(self.macros).get("STATE", "")
 
 
 class Usage(NamedTuple):
@@ -96,12 +96,18 @@ def cases() -> list[Case]:
                         BACKWARD=str(back),
                     )
                 )  # fmt: skip
+    made += [
+        case(file, REAL=real)
+        for file in ("pinn_jets.cu", "pinn_embedding.cu", "pinn_steps.cu")
+        for real in ("float", "double")
+    ]
     return made
 
 
 def _kind(each: Case) -> tuple[str, str]:
     macros = dict(each.macros)
-    return each.file, macros.get("STATE", macros.get("STORED", "")) + macros.get("BACKWARD", "")
+    number = next((macros[name] for name in ("STATE", "STORED", "REAL") if name in macros), "")
+    return each.file, number + macros.get("BACKWARD", "")
 
 
 def representative() -> list[Case]:
@@ -196,5 +202,4 @@ def table(architecture: str = "sm_90") -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "backends"))
     print(table(*sys.argv[1:]))

@@ -5,7 +5,9 @@ Fixtures   card   the stand-in for CuPy as an `arrays.Library`, in CuPy's place 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import arrays
@@ -13,6 +15,9 @@ import emulator
 import numpy as np
 import pytest
 import standin
+
+# The draws of the PINN's tests and of Hypothesis' are plain modules beside those tests.
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("pinn", "scans")]
 
 
 class Card(arrays.Library):

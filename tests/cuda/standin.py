@@ -2,12 +2,14 @@
 
 ``install()`` puts it in CuPy's place. What CuPy refuses is refused: NumPy arrays among its own, and to become a NumPy
 array unasked. Copies between "host" and "device" are counted in ``TRANSFERS``, launches listed in ``LAUNCHES``. New
-memory is full of NaN.
+memory is full of NaN. Computing with an array of another device than the current one, which CuPy does across the bus or not
+at all, is an error; views are not computed.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +45,9 @@ class Device:
     def attributes(self) -> dict[str, int]:
         return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
 
+    def synchronize(self) -> None:
+        """Everything has run already."""
+
     def __enter__(self) -> Device:
         self._current.append(self.id)
         return self
@@ -61,12 +66,20 @@ class Device:
 
 
 class Stream:
-    """A stream, made from another library's or new; ``with`` makes it the current one."""
+    """A stream, made from another library's or new; ``with`` makes it the current one of the current device."""
 
-    _current: list[Any] = ["default"]
+    _entered: dict[int, list[Any]] = {}
 
     def __init__(self, external: Any = "own") -> None:
         self.external = external
+
+    @classmethod
+    def current(cls) -> Any:
+        return (cls._entered.get(Device().id) or ["default"])[-1]
+
+    @property
+    def ptr(self) -> Any:
+        return id(self) if self.external == "own" else self.external
 
     @classmethod
     def from_external(cls, stream: Any) -> Stream:
@@ -76,11 +89,47 @@ class Stream:
         """Everything has run already."""
 
     def __enter__(self) -> Stream:
-        self._current.append(self.external)
+        self._entered.setdefault(Device().id, []).append(self.external)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._current.pop()
+        self._entered[Device().id].pop()
+
+
+class Event:
+    """A mark in a stream: of the time on the host."""
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Everything has run already."""
+
+
+class OtherDevice(RuntimeError):
+    """Arrays of another device than the current one are computed with."""
+
+
+def check_devices(what: str, values: Any) -> None:
+    for x in values:
+        if isinstance(x, tuple | list):
+            check_devices(what, x)
+        elif isinstance(x, ndarray) and x.device != Device():
+            raise OtherDevice(f"{what}: an array on {x.device}, the current device is {Device()}")
+
+
+def made(what: str, found: Any, arguments: Any) -> Any:
+    """A result: a view stays where its array is; what was computed lies on the current device, as all it was made from."""
+    if isinstance(found, np.ndarray):
+        flat = [y for x in arguments for y in (x if isinstance(x, tuple | list) else (x,))]
+        for x in flat:
+            if isinstance(x, ndarray) and found is x.host:  # written into
+                check_devices(what, arguments)
+                return x
+            if isinstance(x, ndarray) and np.may_share_memory(found, x.host):
+                return ndarray(found, x.device)
+    check_devices(what, arguments)
+    return wrapped(found)
 
 
 def unwrapped(x: Any) -> Any:
@@ -117,6 +166,7 @@ class ndarray:
     itemsize = property(lambda self: self.host.itemsize)
     strides = property(lambda self: self.host.strides)
     flags = property(lambda self: self.host.flags)
+    data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
     T = property(lambda self: wrapped(self.host.T, self.device))
     real = property(lambda self: wrapped(self.host.real, self.device))
     imag = property(lambda self: wrapped(self.host.imag, self.device))
@@ -145,6 +195,7 @@ class ndarray:
     __bool__ = lambda self: bool(self.get())  # noqa: E731
     __int__ = lambda self: int(self.get())  # noqa: E731
     __float__ = lambda self: float(self.get())  # noqa: E731
+    __complex__ = lambda self: complex(self.get())  # noqa: E731
     __index__ = lambda self: int(self.get())  # noqa: E731
     __hash__ = None
 
@@ -158,6 +209,7 @@ class ndarray:
         return wrapped(self.host[unwrapped(key)], self.device)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        check_devices("[...] =", (self, value))
         self.host[unwrapped(key)] = unwrapped(value)
 
     def __repr__(self) -> str:
@@ -168,7 +220,7 @@ def _method(name: str) -> Any:
     def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):  # a card warns of nothing
             found = getattr(self.host, name)(*unwrapped(args), **{k: unwrapped(x) for k, x in kwargs.items()})
-        return found if found is NotImplemented else wrapped(found, self.device)
+        return found if found is NotImplemented else made(name, found, (self, *args, *kwargs.values()))
 
     return method
 
@@ -207,11 +259,8 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, *, shared_mem: int = 0
     ) -> None:
-        LAUNCHES.append(Launch(self._kernel.name, grid, Device().id, Stream._current[-1]))
-        for x in args:
-            assert not isinstance(x, ndarray) or x.device == Device(), (
-                "an array of another device than the current"
-            )
+        LAUNCHES.append(Launch(self._kernel.name, grid, Device().id, Stream.current()))
+        check_devices(self._kernel.name, args)
         self._kernel(
             grid, block, [x.host if isinstance(x, ndarray) else x for x in args], shared_mem=shared_mem
         )
@@ -222,10 +271,9 @@ def _wrap_function(function: Any) -> Any:
         kwargs.pop("device", None)
         if kwargs.get("stream", 0) is None:
             del kwargs["stream"]
-        first = next((x for x in args if isinstance(x, ndarray)), None)
         with np.errstate(all="ignore"):
             found = function(*unwrapped(args), **{k: unwrapped(x) for k, x in kwargs.items()})
-        return wrapped(found, None if first is None else first.device)  # a view stays where its array is
+        return made(call.__name__, found, (*args, *kwargs.values()))
 
     call.__name__ = getattr(function, "__name__", "function")
     return call
@@ -298,6 +346,7 @@ def make() -> types.ModuleType:
         "empty": _empty,
         "empty_like": lambda x, dtype=None, **ignored: _empty(x.shape, dtype or x.dtype),
         "asnumpy": _asnumpy,
+        "get_default_memory_pool": lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
         "from_dlpack": lambda x: ndarray(np.from_dlpack(x)),
     }
 
@@ -310,10 +359,12 @@ def make() -> types.ModuleType:
         getDeviceCount=lambda: 2,
         CUDARuntimeError=CUDARuntimeError,
         runtimeGetVersion=lambda: 13000,
+        getDeviceProperties=lambda device: {"name": b"stand-in"},
     )
     cuda.__dict__.update(Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: True)
     cuda.PythonFunctionAllocator, cuda.using_allocator = PythonFunctionAllocator, _using_allocator
-    cuda.get_current_stream = lambda: Stream(Stream._current[-1])
+    cuda.Event, cuda.get_elapsed_time = Event, lambda start, stop: 1e3 * (stop.time - start.time)
+    cuda.get_current_stream = lambda: Stream(Stream.current())
     cuda.__path__ = []
     cuda.device = types.ModuleType("cupy.cuda.device")
     cuda.device.Device = Device

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+RATES = ("copy", "exponentials", "multiplications", "matmul", "matmul of float32")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 
 
 @pytest.fixture(scope="module")
 def gpu() -> ModuleType:
-    import sys
-
+    sys.path.insert(0, str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("gpu", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules["gpu"] = module  # its dataclass looks for itself there
     spec.loader.exec_module(module)
     yield module
+    sys.path.remove(str(SCRIPT.parent))
     del sys.modules["gpu"]
 
 
@@ -35,7 +38,8 @@ def test_every_case_is_checked_against_float64(card, gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "cases", lambda: few)
     assert gpu.main(["--check"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("ok  ") == len(few) and "BAD" not in shown
+    assert shown.count("ok  ") == len(few) + 5 and "BAD" not in shown
+    assert all(f"PINN, {name}, float32" in shown for name in ("tanh", "sin", "swish", "softplus", "gelu"))
 
 
 def test_a_wrong_result_is_found(card, gpu, monkeypatch, capsys):
@@ -52,6 +56,88 @@ def test_a_wrong_result_is_found(card, gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "_everything", wrong)
     assert gpu.main(["--check"]) == 1
     assert "BAD" in capsys.readouterr().out
+
+
+def test_everything_is_timed_in_one_table(card, gpu, monkeypatch, capsys):
+    """On the emulator the figures mean nothing; that every row comes, with its three floors, is what is seen here."""
+    few = [smaller(gpu, case) for case in (gpu.cases()[0], gpu.cases()[-1])]
+    few = [gpu.Case(**{**vars(case), "size": case.small}) for case in few]
+    monkeypatch.setattr(gpu, "seconds", functools.partial(gpu.seconds, repeats=1))
+    rates = dict(zip(RATES, (1e12, 1e12, 1e13, 1e15, 1e14), strict=True))
+    monkeypatch.setattr(gpu, "cases", lambda: few)
+    monkeypatch.setattr(gpu, "rates", lambda cupy: rates)
+    rows = gpu._gpu_pinn.rows
+    monkeypatch.setattr(gpu._gpu_pinn, "rows", lambda *given: rows(*given, size=gpu._gpu_pinn.SMALL))
+    assert gpu.main([]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    (mamba,) = [line for line in shown if line.startswith("| selective_scan, mamba, bfloat16 |")]
+    numbers = [float(x) for x in mamba.strip("| ").split(" | ")[2:]]
+    forward, _, *floors, ratio, _ = numbers
+    assert len(floors) == 3 and forward > 0 and ratio > 1
+    size = few[0].size
+    states = size["B"] * size["T"] * size["C"] * size["N"]
+    assert floors[1] == pytest.approx(1e3 * states / 1e12, abs=6e-4)
+    assert sum(line.startswith("| jet, ") for line in shown) == 5
+    assert sum(line.startswith("| step, tanh") for line in shown) == 1
+
+
+def test_what_the_time_left_does_not_allow_is_said(card, gpu, monkeypatch, capsys):
+    case = smaller(gpu, gpu.cases()[-1])
+    monkeypatch.setattr(gpu, "cases", lambda: [case])
+    monkeypatch.setattr(gpu, "rates", lambda cupy: dict.fromkeys(RATES, 1e12))
+    assert gpu.main(["--budget", "0"]) == 0
+    assert "not timed: no time is left" in capsys.readouterr().out
+
+
+class TensorsOfACard:
+    """torch on a machine with a card, on CPU tensors."""
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch")
+        self.cuda = self
+
+    def __getattr__(self, name):
+        return getattr(self.torch, name)
+
+    def is_available(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def as_tensor(self, x, device):
+        return self.torch.as_tensor(x)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_loops_in_plain_operations_are_the_same_call(gpu, number):
+    """The peer that every reader knows computes what it is compared with."""
+    torch = pytest.importorskip("torch")
+    case = gpu.cases()[number]
+    size = smaller(gpu, case).small
+    arrays = case.draw(np.random.default_rng(0), **size)
+    want = getattr(gpu.scanfield, case.op)(
+        **{n: x.astype("float64") for n, x in arrays.items()}, **case.options
+    ).output
+    got = gpu._gpu_eager.eager(case.op, {n: torch.as_tensor(x) for n, x in arrays.items()})()
+    assert np.max(np.abs(got.numpy() - want)) <= 1e-4 * np.max(np.abs(want))
+
+
+def test_peers_have_rows_or_reasons(gpu, monkeypatch):
+    case = smaller(gpu, gpu.cases()[-1])
+    case = gpu.Case(**{**vars(case), "size": {"B": 2, "T": 5, "W": 3}})
+    monkeypatch.setitem(sys.modules, "torch", TensorsOfACard())
+    budget = gpu.Budget(1000.0)
+
+    def broken() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(gpu._gpu_eager, "compiled", lambda *given: broken)
+    rows = dict(gpu.peers(case, budget))
+    assert float(rows["torch, a loop over time"]) > 0
+    assert rows["torch.compile of scanfield"] == "failed: MemoryError"
+    budget.seconds = 0
+    assert all(row.startswith("not timed") for row in dict(gpu.peers(case, budget)).values())
 
 
 def test_without_a_card_it_says_so(card, gpu, monkeypatch, capsys):

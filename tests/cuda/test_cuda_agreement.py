@@ -14,7 +14,7 @@ from scanfield.dispatch import Derived, operations
 from scanfield_cupy import MANIFEST
 
 METHOD = "cupy.rawkernel"
-(CANDIDATE,) = (each for each in MANIFEST.candidates if each.name == METHOD)
+CANDIDATE = next(each for each in MANIFEST.candidates if each.name == METHOD)
 
 
 def on_kernels(op: str) -> bool:

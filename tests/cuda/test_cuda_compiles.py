@@ -26,7 +26,7 @@ def check(case: compiling.Case, said: str) -> dict[str, compiling.Usage]:
     assert found
     for name, used in found.items():
         assert used.spilled == 0, (name, used)
-        assert used.stack == 0 or case.local_memory, (name, used)
+        assert used.stack == 0 or case.local_memory(name), (name, used)
     return found
 
 

@@ -204,14 +204,3 @@ def test_more_lanes_than_a_grid_has_blocks_are_declined(card):
         Call("linear_scan", (wide, wide, None, None), (None,), "float32"), "forward"
     )
     assert reason is not None and "more than a grid has" in reason
-
-
-def test_the_arrays_device_is_the_current_one(card):
-    import cupy
-
-    with cupy.cuda.Device(1):
-        a, b = card.array(draw(1, 1, 5, 2)), card.array(draw(2, 1, 5, 2))
-    standin.LAUNCHES.clear()
-    got = both(card, a, b)
-    assert {launch.device for launch in standin.LAUNCHES} == {1}
-    assert deviation(got[0], truth(card.raw(a), card.raw(b))[0]) <= 1e-14

@@ -117,7 +117,7 @@ def test_generic_code_runs_on_a_torch_device_it_has_never_seen(library):
 
 
 ROCM = """
-    import os, sys, types
+    import contextlib, os, sys, types
     import numpy
 
     os.environ["SCANFIELD_BLOCK"] = "cupy.rawkernel"  # real kernels stand before the dummy's
@@ -128,11 +128,12 @@ ROCM = """
     class ndarray(numpy.ndarray):
         @property
         def device(self):
-            return "the GPU"
+            return GPU
+    GPU = contextlib.nullcontext()  # a CuPy device is entered by `with`
     cupy.ndarray = ndarray
     cupy.cuda = types.SimpleNamespace(
         runtime=types.SimpleNamespace(is_hip=sys.argv[1] == "rocm", getDeviceCount=lambda: 1),
-        Device=lambda *_: "the GPU", Stream=object, is_available=lambda: True,
+        Device=lambda *_: GPU, Stream=object, is_available=lambda: True,
     )
     sys.modules["cupy"] = cupy
 

@@ -1,7 +1,7 @@
 """Laws that hold for any input: drawn by Hypothesis, the same draws in every run.
 
 A new shape is a new compilation on JAX and every time step is many tasks on Dask, so these run on NumPy,
-torch and strict.
+torch, strict and CuPy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import scanfield
 
-pytestmark = pytest.mark.backend("numpy", "torch", "strict")
+pytestmark = pytest.mark.backend("numpy", "torch", "strict", "cupy")
 
 SHARED = {"A", "D", "delta_bias", "dt_bias"}
 TIME = 9  # other than batch, heads, channels, K, V, state
@@ -45,15 +45,18 @@ def whole_vjp(op: str, inputs: dict[str, Any], **options: Any) -> tuple[Any, dic
     return result, pullback(result.output * 0 + 1.0, result.final_state * 0 + 1.0)
 
 
-def takes(library: Library, op: str, method: str) -> bool:
-    return method in methods(library, op)
+def taken(library: Library, op: str, method: str, otherwise: str | None = None) -> str | None:
+    """The drawn method where the library has it. On CuPy every draw goes through the kernels, which no other library runs."""
+    if library.name == "cupy":
+        return "cupy.rawkernel"
+    return method if method in methods(library, op) else otherwise
 
 
 @given(op=ops, seed=seeds, cut=cuts, method=forms, chunk_size=chunks, reverse=st.booleans())
 def test_split_anywhere_is_the_whole(library: Library, op, seed, cut, method, chunk_size, reverse):
     """Output, state and every gradient, the two halves chained by the state and by its cotangent."""
     options = {
-        "method": method if takes(library, op, method) else None,
+        "method": taken(library, op, method),
         "chunk_size": chunk_size,
         "reverse": reverse,
     }
@@ -108,7 +111,7 @@ def test_a_later_gate_changes_nothing_before(library: Library, op, seed, at, met
     """
     if op in ("linear_scan", "selective_scan", "ssd") and not np.isfinite(size):
         size = 300.0
-    options = {"method": method if takes(library, op, method) else None, "chunk_size": chunk_size}
+    options = {"method": taken(library, op, method), "chunk_size": chunk_size}
     data = drawn(op, seed)
     changed = {n: x.copy() for n, x in data.items()}
     gate = changed[GATES[op]]
@@ -138,7 +141,7 @@ def test_a_later_gate_changes_nothing_before(library: Library, op, seed, at, met
 @given(op=ops, seed=seeds, method=forms, row=st.integers(0, 2))
 def test_batch_rows_are_independent(library: Library, op, seed, method, row):
     """A row alone gives that row; other numbers in the other rows change none of its bits."""
-    method = method if takes(library, op, method) else None
+    method = taken(library, op, method)
     data = drawn(op, seed, batch=3)
     own = {
         n
@@ -172,7 +175,7 @@ def test_batch_rows_are_independent(library: Library, op, seed, method, row):
 )
 def test_packed_is_separate(library: Library, op, seed, lengths, method, reverse):
     """Each sequence of a pack gives what it gives alone: output, state, and the gradients of all of it."""
-    method = method if takes(library, op, method) else None
+    method = taken(library, op, method)
     bounds = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     inputs = library.arrays(drawn(op, seed, batch=1, time=bounds[-1], states=len(lengths)))
     options = {"method": method, "reverse": reverse}
@@ -205,7 +208,7 @@ def test_nothing_is_something(library: Library, op, seed, batch, time, method, r
     """
     data = drawn(op, seed, batch=batch, time=time)
     inputs = library.arrays(data, dtype)
-    options = {"method": method if takes(library, op, method) else None, "reverse": reverse}
+    options = {"method": taken(library, op, method), "reverse": reverse}
     result, grads = whole_vjp(op, inputs, **options)
     assert result.output.shape[:2] == (batch, time)
     assert tuple(result.final_state.shape) == data["initial_state"].shape
@@ -231,7 +234,7 @@ def test_a_nan_reaches_no_earlier_output(library: Library, op, seed, at, value, 
     name = timed[which % len(timed)]
     broken = {n: x.copy() for n, x in data.items()}
     broken[name][:, at] = value
-    method = method if takes(library, op, method) else "generic.recurrent"
+    method = taken(library, op, method, "generic.recurrent")
     options = {"method": method, "chunk_size": chunk_size}
     clean = operation(op)(**library.arrays(data), **options)
     with np.errstate(all="ignore"):
@@ -241,7 +244,7 @@ def test_a_nan_reaches_no_earlier_output(library: Library, op, seed, at, value, 
 
 @given(op=ops, seed=seeds, method=forms, chunk_size=chunks)
 def test_the_same_call_twice_is_bitwise_equal(library: Library, op, seed, method, chunk_size):
-    options = {"method": method if takes(library, op, method) else None, "chunk_size": chunk_size}
+    options = {"method": taken(library, op, method), "chunk_size": chunk_size}
     data = drawn(op, seed)
     one, grads = whole_vjp(op, library.arrays(data), **options)
     two, again = whole_vjp(op, library.arrays(data), **options)

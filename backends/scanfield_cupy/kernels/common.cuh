@@ -1,5 +1,5 @@
-// What every kernel file begins with: numbers as they are stored and as they are carried. Nothing is included, since a
-// run-time compiler finds no header. The tests compile the same source for a CPU, with SCANFIELD_EMULATED defined.
+// What every kernel file begins with: numbers as they are stored and as they are carried. A run-time compiler finds no header:
+// what a file includes lies beside it, and is put in its place before it is compiled (`sources.py`). The tests compile the same source for a CPU, with SCANFIELD_EMULATED defined.
 
 typedef long long i64;
 
@@ -173,6 +173,8 @@ __device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_2(double x) { return exp2(x); }
 __device__ __forceinline__ float log_1_plus(float x) { return log1pf(x); }
 __device__ __forceinline__ double log_1_plus(double x) { return log1p(x); }
+__device__ __forceinline__ void sine_cosine(float x, float* s, float* c) { sincosf(x, s, c); }
+__device__ __forceinline__ void sine_cosine(double x, double* s, double* c) { sincos(x, s, c); }
 
 // 1 / (1 + exp(-x)) and log(1 + exp(x)), without overflow and exact at both ends.
 template <class R>

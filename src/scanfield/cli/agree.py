@@ -120,6 +120,8 @@ class Report:
     """(run, reason) -> the operations that it was given for."""
     selected: set[str] = field(default_factory=set)
     """Places that ran a selection of the cases."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Libraries that have no place on this machine, and why."""
     runs: dict[str, set[Run]] = field(default_factory=dict)
     """Operation -> the runs that gave results."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from scanfield.cli import agree, jobs
 from scanfield.cli.console import progress, table
-from scanfield.cli.places import places
+from scanfield.cli.places import absent, places
 from scanfield.errors import ArgumentError
 
 _EXAMPLES = """\
@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         else:
             report = agree.compare(records, everywhere, full=arguments.full, everything=everything, done=tick)
+    report.absent = {} if arguments.library else absent()
     if arguments.json:
         print(json.dumps(as_json(report), indent=2))
     else:
@@ -110,6 +111,7 @@ def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
         f"not compared: {run}, {', '.join(sorted(names))}: {reason}"
         for (run, reason), names in report.declined.items()
     ]
+    parts += [f"not here: {name}, {reason}" for name, reason in report.absent.items()]
     if report.alone:
         names = ", ".join(sorted(report.alone))
         parts.append(f"only one implementation here, so nothing to compare: {names}")
@@ -184,6 +186,7 @@ def as_json(report: agree.Report) -> dict[str, Any]:
         ],
         "alone": sorted(report.alone),
         "selected": sorted(report.selected),
+        "not_here": report.absent,
     }
 
 

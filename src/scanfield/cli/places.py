@@ -66,6 +66,18 @@ def places(wanted: Iterable[str] | None = None) -> list[Place]:
     return found
 
 
+def absent() -> dict[str, str]:
+    """The libraries that have no place on this machine, and why."""
+    known = {backend.name: backend for backend in scanfield.backends()}
+    reasons: dict[str, str] = {}
+    for name, find in _FINDERS.items():
+        if name not in known or known[name].status != "usable":
+            reasons[name] = known[name].detail if name in known else "not known"
+        elif not list(find()):
+            reasons[name] = "installed, and finds no device"
+    return reasons
+
+
 def _numpy() -> Iterator[Place]:
     yield Place("numpy", "cpu", _BOTH, numpy.asarray, numpy.asarray, ExitStack)
 

@@ -18,6 +18,7 @@ from scanfield.arrays import (
     Namespace,
     check_floating,
     check_same_library,
+    current_device_of,
     dtype_name,
     dtype_of,
     library_of,
@@ -183,9 +184,10 @@ def relevance(
         raise ArgumentError(
             "R_output: relevance of the output or of the final state is needed, both are None"
         )
-    given = _wide(bound)
-    prepared = record.prepare(given, bound.options)
-    return _Pass(record, bound, given, prepared, epsilon, state_epsilon).run(R_output, R_final_state)
+    with current_device_of(bound.arrays[record.main]):
+        given = _wide(bound)
+        prepared = record.prepare(given, bound.options)
+        return _Pass(record, bound, given, prepared, epsilon, state_epsilon).run(R_output, R_final_state)
 
 
 class _Pass:

@@ -15,6 +15,7 @@ from scanfield.arrays import Array, Namespace, device_of
 from scanfield.pinn.activations import Erf
 from scanfield.pinn.kernels import Channels, Kernels, cut
 from scanfield.pinn.memory import Buffers
+from scanfield.pinn.primitives import Primitives
 from scanfield.pinn.terms import Pair
 
 
@@ -48,16 +49,15 @@ def _put(whole: Any, tree: Any, start: int, stop: int) -> None:
         whole[start:stop, ...] = tree
 
 
-class InPlace(Kernels):
+class InPlace(Primitives, Kernels):
     """Kernels that write: NumPy, CuPy and, with its own way into matrices, PyTorch."""
 
     name = "generic.out"
     in_place = True
 
     def __init__(self, xp: Namespace, erf: Erf | None = None, module: Any = None) -> None:
-        super().__init__(xp, erf)
-        self.module = xp if module is None else module
-        """The library itself: its functions take ``out=``."""
+        Kernels.__init__(self, xp, erf)
+        Primitives.__init__(self, xp if module is None else module)
 
     def buffers(self, like: Array) -> Buffers:
         """Memory for one evaluation."""

@@ -64,7 +64,7 @@ def jacobian(
     ((3,), (3, 13))
     """
     kernels = kernels_for(network)
-    with kernels.context():
+    with kernels.context(network.parameters["W0"]):
         prepared = prepare_terms(terms, network)
         unknowns = unknown_pairs(network, unknowns_of(prepared, wavenumber))
         for name, pair in unknowns.items():

@@ -163,7 +163,7 @@ def jet(
     d = network.dimensions
     kernels = kernels_for(network)
     static = (network.layers, network.activation, order > 0, check_count("chunk", chunk))
-    with kernels.context():
+    with kernels.context(network.parameters["W0"]):
         stack = kernels.run(
             _stack, static, network.parameters, network.constants(), points, () if order < 2 else (second,)
         )

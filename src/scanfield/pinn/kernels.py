@@ -11,10 +11,10 @@ with ``out=`` have their own (``inplace``), which a test holds equal to these.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
-from scanfield.arrays import Array, Namespace, zeros
+from scanfield.arrays import Array, Namespace, current_device_of, zeros
 from scanfield.pinn.activations import Erf, derivatives
 from scanfield.pinn.memory import NOTHING
 from scanfield.pinn.terms import Pair
@@ -34,9 +34,9 @@ class Kernels:
 
     # -- how a sweep runs ------------------------------------------------------------------------------------------
 
-    def context(self) -> AbstractContextManager[Any]:
-        """What a whole evaluation runs in."""
-        return nullcontext()
+    def context(self, like: Array) -> AbstractContextManager[Any]:
+        """What a whole evaluation runs in, for arrays beside ``like``."""
+        return current_device_of(like)
 
     def run(self, function: Callable[..., Any], static: Any, *arrays: Any, store: Any = None) -> Any:
         """``function(self, static, store, *arrays)``, compiled where the library compiles.

@@ -11,15 +11,12 @@ fixed order. NumPy, PyTorch and CuPy.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
-from scanfield.arrays import Array, check_same_library, library_of
+from scanfield.arrays import Array, check_same_library, current_device_of, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn import layer_jets
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import TWO_PI
+from scanfield.pinn.primitives import write_or_add
 from scanfield.pinn.workspace import Workspace
 from scanfield.pinn.writing import check_fourier, check_layer, check_same_shape, writable
 
@@ -63,8 +60,9 @@ def layer_backward(
     if len(dL_dh.shape) == 3:
         return layer_jets.backward(dL_dh, h, h_prev, W, apply_tanh_grad)
     xp = library_of(W, "W").namespace
-    dz = dL_dh * (1.0 - h * h) if apply_tanh_grad else dL_dh
-    return dz.T @ h_prev, xp.sum(dz, axis=0), dz @ W
+    with current_device_of(W):
+        dz = dL_dh * (1.0 - h * h) if apply_tanh_grad else dL_dh
+        return dz.T @ h_prev, xp.sum(dz, axis=0), dz @ W
 
 
 def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
@@ -99,8 +97,9 @@ def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
     if len(dL_dphi.shape) == 3:
         return layer_jets.frequencies(dL_dphi, x, B)
     xp = library_of(B, "B").namespace
-    p, m = (TWO_PI * x) @ B, B.shape[1]
-    return TWO_PI * (x.T @ (xp.cos(p) * dL_dphi[:, :m] - xp.sin(p) * dL_dphi[:, m:]))
+    with current_device_of(B):
+        p, m = (TWO_PI * x) @ B, B.shape[1]
+        return TWO_PI * (x.T @ (xp.cos(p) * dL_dphi[:, :m] - xp.sin(p) * dL_dphi[:, m:]))
 
 
 def mse_backward(pred: Array, target: Array) -> Array:
@@ -113,7 +112,8 @@ def mse_backward(pred: Array, target: Array) -> Array:
     """
     check_same_library([("pred", pred), ("target", target)])
     check_same_shape("target", target, "pred", pred)
-    return (pred - target) * (2.0 / pred.shape[0])
+    with current_device_of(pred):
+        return (pred - target) * (2.0 / pred.shape[0])
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -123,13 +123,14 @@ def mse_backward(pred: Array, target: Array) -> Array:
 def mse_backward_inplace(pred: Array, target: Array, d_loss: Array, *, accumulate: bool = False) -> None:
     """``mse_backward`` into ``d_loss`` (n, outputs)."""
     check_same_shape("target", target, "pred", pred)
-    module = writable("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
+    steps = writable("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
 
     def write(p: Array, t: Array, out: Array) -> None:
-        module.subtract(p, t, out=out)
-        module.multiply(out, 2.0 / pred.shape[0], out=out)
+        steps.module.subtract(p, t, out=out)
+        steps.module.multiply(out, 2.0 / pred.shape[0], out=out)
 
-    _write_or_add(module, write, (pred, target), d_loss, accumulate)
+    with current_device_of(d_loss):
+        write_or_add(steps.module, write, (pred, target), d_loss, accumulate)
 
 
 def layer_backward_inplace(
@@ -172,25 +173,26 @@ def layer_backward_inplace(
     bars = (ws.dL_dz_stacks, ws.dL_dh_prev_stacks) if jets else (ws.dL_dz, ws.dL_dh_prev)
     dz, dh_prev, dW, db = (each[layer_idx] for each in (*bars, ws.dW, ws.db))
     (*before, _), (out, into), which = dL_dh.shape, W.shape, "_stacks" if jets else ""
-    module = writable(f"ws.dL_dz{which}", dz, given, (*before, out))
+    steps = writable(f"ws.dL_dz{which}", dz, given, (*before, out))
     writable("ws.dW", dW, given, (out, into))
     writable("ws.db", db, given, (out,))
     writable(f"ws.dL_dh_prev{which}", dh_prev, given, (*before, into))
-    if jets:
-        layer_jets.backward_inplace(dL_dh, h, h_prev, W, layer_idx, apply_tanh_grad, ws, accumulate)
-        return
-    if apply_tanh_grad:
-        _tanh_times(module, h, dL_dh, dz)
-    else:
-        dz[...] = dL_dh
-    if accumulate:
-        product = module.matmul(dz.T, h_prev, out=ws.buffers.take("product", (out, into)))
-        module.add(dW, product, out=dW)
-        module.add(db, module.sum(dz, axis=0, out=ws.buffers.take("line", (out,))), out=db)
-    else:
-        module.matmul(dz.T, h_prev, out=dW)
-        module.sum(dz, axis=0, out=db)
-    module.matmul(dz, W, out=dh_prev)
+    with current_device_of(W):
+        if jets:
+            layer_jets.backward_inplace(dL_dh, h, h_prev, W, layer_idx, apply_tanh_grad, ws, accumulate)
+            return
+        if apply_tanh_grad:
+            steps.tanh_slope_times(h, dL_dh, dz, False)
+        else:
+            dz[...] = dL_dh
+        module = steps.module
+        if accumulate:
+            product = module.matmul(dz.T, h_prev, out=ws.buffers.take("product", (out, into)))
+            module.add(dW, product, out=dW)
+        else:
+            module.matmul(dz.T, h_prev, out=dW)
+        steps.sum_rows(dz, db, accumulate, ws.buffers.take)
+        module.matmul(dz, W, out=dh_prev)
 
 
 def fourier_backward_inplace(
@@ -209,44 +211,42 @@ def fourier_backward_inplace(
 def sub_out(a: Array, b: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = a - b, or out += a - b; all of one shape."""
     check_same_shape("b", b, "a", a)
-    module = writable("out", out, {"a": a, "b": b}, tuple(a.shape))
-    if accumulate:
-        module.add(out, a, out=out)
-        module.subtract(out, b, out=out)
-    else:
-        module.subtract(a, b, out=out)
+    steps = writable("out", out, {"a": a, "b": b}, tuple(a.shape))
+    with current_device_of(out):
+        steps.subtract(a, b, out, accumulate)
 
 
 def mul_scalar_out(a: Array, s: float, out: Array, *, accumulate: bool = False) -> None:
     """out = a s, or out += a s; ``s`` a Python number."""
     if not isinstance(s, int | float):
         raise ArgumentError(f"s: expected a Python number, came {type(s).__name__}")
-    module = writable("out", out, {"a": a}, tuple(a.shape))
-    _write_or_add(module, lambda rows, into: module.multiply(rows, s, out=into), (a,), out, accumulate)
+    steps = writable("out", out, {"a": a}, tuple(a.shape))
+    with current_device_of(out):
+        steps.scale(a, s, out, accumulate)
 
 
 def tanh_deriv_mul_out(h: Array, g: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = (1 - h^2) g, or out += it; the derivative of tanh where its value is h."""
     check_same_shape("g", g, "h", h)
-    module = writable("out", out, {"h": h, "g": g}, tuple(h.shape))
-    _write_or_add(module, lambda *rows: _tanh_times(module, *rows), (h, g), out, accumulate)
+    steps = writable("out", out, {"h": h, "g": g}, tuple(h.shape))
+    with current_device_of(out):
+        steps.tanh_slope_times(h, g, out, accumulate)
 
 
 def sum_rows_out(a: Array, out: Array, *, accumulate: bool = False) -> None:
     """out (width,) = the sum of the rows of a (n, width), or out += it (by way of one row)."""
     if len(a.shape) != 2:
         raise ShapeError(f"a has shape {tuple(a.shape)}; expected (n, width)")
-    module = writable("out", out, {"a": a}, (a.shape[1],))
-    if accumulate:
-        out += module.sum(a, axis=0)
-    else:
-        module.sum(a, axis=0, out=out)
+    steps = writable("out", out, {"a": a}, (a.shape[1],))
+    with current_device_of(out):
+        steps.sum_rows(a, out, accumulate)
 
 
 def memset_zero_out(out: Array) -> None:
     """Set every entry to zero."""
-    writable("out", out, {}, tuple(out.shape))
-    out[...] = 0.0
+    steps = writable("out", out, {}, tuple(out.shape))
+    with current_device_of(out):
+        steps.zero(out)
 
 
 def fourier_grad(
@@ -264,66 +264,14 @@ def fourier_grad(
     ``dL_dphi`` may be a stack (d + 2, n, 2 features). ``scratch`` is a workspace: then nothing is allocated.
     """
     check_fourier(dL_dphi, x, B)
-    module = writable("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
-    if len(dL_dphi.shape) == 3:
-        if scratch is None:
-            found = layer_jets.frequencies(dL_dphi, x, B, two_pi)
-            dL_dB[...] = dL_dB + found if accumulate else found
-        else:
-            layer_jets.frequencies_inplace(dL_dphi, x, B, dL_dB, two_pi, scratch, accumulate)
-        return
-    n, m = x.shape[0], B.shape[1]
-    sines, cosines = dL_dphi[:, :m], dL_dphi[:, m:]
-    if scratch is None:
-        p = (x * two_pi) @ B
-        bar = (module.cos(p) * sines - module.sin(p) * cosines) * two_pi
-        found = x.T @ bar
-        dL_dB[...] = dL_dB + found if accumulate else found
-        return
-    take = scratch.buffers.part(0).take
-    p, c, s = (take(name, (n, m)) for name in ("p", "cos", "sin"))
-    module.matmul(x, B, out=p)
-    module.multiply(p, two_pi, out=p)
-    module.cos(p, out=c)
-    module.sin(p, out=s)
-    one, two = take("one", (n, m)), take("two", (n, m))
-    module.multiply(c, sines, out=one)
-    module.multiply(s, cosines, out=two)
-    module.subtract(one, two, out=one)
-    module.multiply(one, two_pi, out=one)
-    found = module.matmul(x.T, one, out=take("product", tuple(B.shape)))
-    if accumulate:
-        module.add(dL_dB, found, out=dL_dB)
-    else:
-        dL_dB[...] = found
-
-
-_FEW = (
-    8192  # numbers that are made at a time where something is added: as many as NumPy's own iterators buffer
-)
-
-
-def _write_or_add(
-    module: Any, write: Callable[..., Any], given: tuple[Array, ...], out: Array, accumulate: bool
-) -> None:
-    """``write(*given, out)``; or out += what it writes, some rows at a time, so that no array of its size is made."""
-    if not accumulate:
-        write(*given, out)
-        return
-    if not out.shape:
-        out, given = out[None], tuple(array[None] for array in given)
-    rows = max(1, _FEW // max(1, math.prod(out.shape[1:])))
-    scratch = module.empty_like(out[:rows, ...])
-    for start in range(0, out.shape[0], rows):
-        part = out[start : start + rows, ...]
-        made = scratch[: part.shape[0], ...]
-        write(*(array[start : start + rows, ...] for array in given), made)
-        module.add(part, made, out=part)
-
-
-def _tanh_times(module: Any, h: Array, g: Array, out: Array) -> None:
-    """(1 - h^2) g"""
-    module.multiply(h, h, out=out)
-    module.negative(out, out=out)
-    module.add(out, 1.0, out=out)
-    module.multiply(out, g, out=out)
+    steps = writable("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
+    with current_device_of(dL_dB):
+        if len(dL_dphi.shape) == 3:
+            if scratch is None:
+                found = layer_jets.frequencies(dL_dphi, x, B, two_pi)
+                dL_dB[...] = dL_dB + found if accumulate else found
+            else:
+                layer_jets.frequencies_inplace(dL_dphi, x, B, dL_dB, two_pi, scratch, accumulate)
+            return
+        take = None if scratch is None else scratch.buffers.part(0).take
+        steps.frequency_gradient(x, dL_dphi, B, dL_dB, two_pi, accumulate, take)

@@ -120,7 +120,7 @@ def loss_and_grad(
     ['B', 'W0', 'W1', 'b0', 'b1']
     """
     kernels = kernels_for(network)
-    with kernels.context():
+    with kernels.context(network.parameters["W0"]):
         prepared = prepare_terms(terms, network)
         unknowns = unknown_pairs(network, unknowns_of(prepared, wavenumber))
         if workspace is not None:
@@ -377,7 +377,7 @@ def residuals(
     (3, 1)
     """
     kernels = kernels_for(network)
-    with kernels.context():
+    with kernels.context(network.parameters["W0"]):
         prepared = prepare_terms(terms, network)
         unknowns = unknown_pairs(network, unknowns_of(prepared, wavenumber))
         static = Evaluation(

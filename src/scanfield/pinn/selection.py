@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scanfield.arrays import Namespace
+from scanfield.arrays import Library, Namespace
 from scanfield.dispatch import choose, family
 from scanfield.dispatch.registry import is_blocked
 from scanfield.pinn.inplace import InPlace
 from scanfield.pinn.kernels import Kernels
 from scanfield.pinn.network import Network
+from scanfield.pinn.primitives import Primitives
 
 FAMILY = "pinn"
 WRITES = ("numpy", "cupy")
@@ -30,6 +31,15 @@ def kernels_for(network: Network) -> Kernels:
         own = _OWN[network.library] = own_kernels(network.library, network.xp)
     found: Kernels = choose(FAMILY, network.library, network.device, own)
     return found
+
+
+def primitives_for(library: Library, device: str) -> Primitives:
+    """What writes into arrays of a library on a kind of device, one step at a time: its kernels' own, if they write."""
+    own = _OWN.get(library.name)
+    if own is None:
+        own = _OWN[library.name] = own_kernels(*library)
+    found = choose(FAMILY, library.name, device, own)
+    return found if isinstance(found, Primitives) else Primitives(sys.modules[library.name])
 
 
 def methods(network: Network, *, by_name: bool = False) -> list[str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
-from scanfield.arrays import Array, check_same_library, dtype_name
+from scanfield.arrays import Array, check_same_library, device_kind, dtype_name
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
+from scanfield.pinn.primitives import Primitives
+from scanfield.pinn.selection import primitives_for
 from scanfield.pinn.workspace import WRITABLE
 
 
-def writable(name: str, out: Array, given: dict[str, Array], shape: tuple[int, ...]) -> Any:
-    """The library's own module, after checking that ``out`` may be written and shares memory with no argument."""
+def writable(name: str, out: Array, given: dict[str, Array], shape: tuple[int, ...]) -> Primitives:
+    """What writes into ``out``, after checking that it may be written and shares memory with no argument."""
     library = check_same_library([(name, out), *given.items()])
     if library.name not in WRITABLE:
         raise BackendError(
@@ -24,7 +23,7 @@ def writable(name: str, out: Array, given: dict[str, Array], shape: tuple[int, .
             raise DtypeError(f"{other} is {dtype_name(array.dtype)}, {name} is {dtype_name(out.dtype)}")
         if shares_memory(out, array):
             raise ArgumentError(f"{name} shares memory with {other}; pass an array of its own")
-    return sys.modules[library.name]
+    return primitives_for(library, device_kind(out, library.name))
 
 
 def shares_memory(left: Array, right: Array) -> bool:

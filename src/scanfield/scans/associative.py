@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scanfield.arrays import Array, Namespace, check_same_library
+from scanfield.arrays import Array, Namespace, check_same_library, current_device_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans.surface import check_flag
 
@@ -80,15 +80,16 @@ def associative_scan(
         sizes.append(x.shape[axis])
     if len(set(sizes)) != 1:
         raise ShapeError(f"elements: sizes {sizes} on axis {axis}; they must be equal")
-    moved = tuple(_moved(xp, x, axis, 0) for x in elements)
-    if reverse:
-        moved = tuple(xp.flip(x, axis=0) for x in moved)
-    found = _prefixes(xp, combine, moved, axis)
-    if reverse:
-        found = tuple(xp.flip(x, axis=0) for x in found)
-    if sizes[0] == 1:  # nothing was combined: a copy, so that no result shares memory with its input
-        found = tuple(xp.concat([x], axis=0) for x in found)
-    return tuple(_moved(xp, x, 0, axis) for x in found)
+    with current_device_of(elements[0]):
+        moved = tuple(_moved(xp, x, axis, 0) for x in elements)
+        if reverse:
+            moved = tuple(xp.flip(x, axis=0) for x in moved)
+        found = _prefixes(xp, combine, moved, axis)
+        if reverse:
+            found = tuple(xp.flip(x, axis=0) for x in found)
+        if sizes[0] == 1:  # nothing was combined: a copy, so that no result shares memory with its input
+            found = tuple(xp.concat([x], axis=0) for x in found)
+        return tuple(_moved(xp, x, 0, axis) for x in found)
 
 
 def _prefixes(xp: Namespace, combine: Combine, x: Elements, axis: int) -> Elements:

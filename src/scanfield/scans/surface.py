@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, cast
 
 import numpy
 
-from scanfield.arrays import Array, library_of
+from scanfield.arrays import Array, current_device_of, library_of
 from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.scans import packing
@@ -185,11 +185,12 @@ def run(
     method: str | None,
 ) -> ScanResult:
     """Prepare, dispatch, name the results."""
-    prepared = record.prepare(arrays, options)
-    if states_at is not None:
-        return cast(ScanResult, _with_states(record, prepared, options, states_at, method))
-    y, last = registry.call(prepared.call, "forward", method)
-    return ScanResult(prepared.output(y), prepared.state(last))
+    with current_device_of(arrays[record.main]):
+        prepared = record.prepare(arrays, options)
+        if states_at is not None:
+            return cast(ScanResult, _with_states(record, prepared, options, states_at, method))
+        y, last = registry.call(prepared.call, "forward", method)
+        return ScanResult(prepared.output(y), prepared.state(last))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,10 +238,11 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
         arrays = {name: arguments.pop(name) for name in names}
         arrays[state_name] = arguments.pop("state")
         arrays |= dict.fromkeys(entry.name for entry in record.inputs if entry.role == "index")
-        prepared = record.prepare(arrays, {**arguments, "reverse": False, "chunk_size": None}, step=True)
-        plans.keep(key, record, dict(zip(kinds, values, strict=True)), prepared)
-        y, last = registry.call(prepared.call, "step", method)
-        return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
+        with current_device_of(arrays[record.main]):
+            prepared = record.prepare(arrays, {**arguments, "reverse": False, "chunk_size": None}, step=True)
+            plans.keep(key, record, dict(zip(kinds, values, strict=True)), prepared)
+            y, last = registry.call(prepared.call, "step", method)
+            return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
 
     step.__name__, step.__qualname__ = "step", f"{record.name}.step"
     step.__module__ = record.prepare.__module__
