@@ -1,4 +1,4 @@
-"""The command line: `scanfield info | check | helmholtz | demo`, also as `python -m scanfield`."""
+"""The command line: `scanfield info | check | bench | helmholtz | demo`, also as `python -m scanfield`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
     # Parsing imports the commands' modules, and these only what they need to describe themselves.
     import scanfield
-    from scanfield.cli import check, demo, helmholtz, info
+    from scanfield.cli import bench, check, demo, helmholtz, info
 
     parser = argparse.ArgumentParser(
         prog="scanfield",
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (info, check, helmholtz, demo):
+    for command in (info, check, bench, helmholtz, demo):
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -68,7 +68,10 @@ def _print_facts() -> None:
     versions = known["versions"]
     print(f"scanfield {versions['scanfield']} on Python {versions['python']}, {known['platform']}")
     print(f"threads: {known['threads']['cpus']} CPUs for this process", end="")
+    print(f", {known['threads']['scanfield']} for scanfield", end="")
     print("".join(f", {name}={value}" for name, value in known["threads"]["environment"].items()))
+    if known["settings"]:
+        print("settings: " + ", ".join(f"{name}={value}" for name, value in known["settings"].items()))
     heading("Libraries")
     print(libraries_table())
     heading(RUNS)
@@ -81,14 +84,7 @@ def _print_facts() -> None:
 
 def facts() -> dict[str, Any]:
     """Everything that the command prints, as plain data."""
-    return {
-        "versions": {"scanfield": scanfield.__version__, "python": platform.python_version()}
-        | {name: _version(name) for name in _ALWAYS},
-        "platform": platform.platform(),
-        "threads": {
-            "cpus": _cpus(),
-            "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
-        },
+    return machine() | {
         "libraries": [
             {
                 "name": backend.name,
@@ -101,6 +97,21 @@ def facts() -> dict[str, Any]:
             for backend in scanfield.backends()
         ],
         "runs": runs(places()),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Versions, platform and threads: what every report of a fault or a time begins with."""
+    return {
+        "versions": {"scanfield": scanfield.__version__, "python": platform.python_version()}
+        | {name: _version(name) for name in _ALWAYS},
+        "platform": platform.platform(),
+        "threads": {
+            "cpus": _cpus(),
+            "scanfield": scanfield.get_num_threads(),
+            "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        },
+        "settings": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("SCANFIELD_")},
     }
 
 
@@ -139,11 +150,17 @@ def runs(everywhere: Iterable[Place]) -> list[dict[str, Any]]:
     ]
 
 
-def _why(name: str) -> list[Explanation]:
+def operation(name: str) -> Record:
+    """The record of an operation by its name; ArgumentError with the known ones for another."""
     records = {record.name: record for record in scanfield.operations()}
     if name not in records:
         raise scanfield.ArgumentError(f"unknown operation {name!r}; known are {', '.join(records)}")
-    return [_explain(records[name], place) for place in places()]
+    return records[name]
+
+
+def _why(name: str) -> list[Explanation]:
+    record = operation(name)
+    return [_explain(record, place) for place in places()]
 
 
 def _explain(record: Record, place: Place) -> Explanation:
