@@ -162,11 +162,12 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The manual, warnings as errors; the examples of the docstrings and the README are run."""
+    """The manual and its notebooks, warnings as errors; the examples of docstrings, README and pages on NumPy are run."""
     install(session, ["pinn", "plot"], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
+    # Pages on tensors and JAX arrays run in those libraries' tests, the one on CuPy in `cuda`: tests/docs, tests/cuda.
+    session.run("python", "docs/run_examples.py", env=environment(session))
 
 
 @nox.session(default=False)
