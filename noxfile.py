@@ -128,9 +128,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Static types: mypy, strict, over src and backends."""
+    """Static types: mypy, strict, over src and backends; then what mypy and pyright say of a user's wrong calls."""
     install(session, ["numba", "torch", "jax", "pinn", "cli", "plot"], ["typing"])
     session.run("mypy", *session.posargs)
+    session.run("python", "tests/typing/check_user_code.py")
 
 
 @nox.session

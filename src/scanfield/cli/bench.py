@@ -375,6 +375,9 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
             axes.set_xlabel("ms")
         else:
             axes.set(xscale="log", yscale="log", xlabel=along, ylabel="ms")
+            sizes = sorted({row.sizes[along] for row in rows})
+            axes.set_xticks(sizes, [str(size) for size in sizes])
+            axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
             axes.legend(fontsize="small")
         axes.set_title(f"{record.name}, {verb}")
     figure.savefig(path, dpi=120)
