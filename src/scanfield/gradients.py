@@ -19,9 +19,9 @@ from scanfield.scans.surface import Bound, ScanResult, bind
 class Pullback(Protocol):
     """From cotangents of output and final state, either of which may be None, to the gradient of each array by name."""
 
-    def __call__(
-        self, d_output: Array | None = None, d_final_state: Array | None = None
-    ) -> dict[str, Array]: ...
+    def __call__(self, d_output: Array | None = None, d_final_state: Array | None = None) -> dict[str, Array]:
+        """One of the two is needed: ArgumentError without, ShapeError where one does not fit its result."""
+        ...
 
 
 def vjp(

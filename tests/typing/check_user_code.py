@@ -13,7 +13,7 @@ MARK = "# wrong"
 
 
 def by_mypy(page: Path) -> dict[int, str]:
-    """Line -> the error that mypy tells there; strict, as the project's own settings are, with whose run it shares a cache."""
+    """Line -> the error that mypy tells there, under the project's own strict settings, with whose run it shares a cache."""
     command = [sys.executable, "-m", "mypy", "--output=json", str(page)]
     told = run(command, allowed=(0, 1))
     found = (json.loads(line) for line in told.splitlines() if line.startswith("{"))
