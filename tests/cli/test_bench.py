@@ -111,9 +111,13 @@ def test_what_declines_is_a_line_with_its_reason_and_a_status(capsys):
         (["gdn2", "--seconds", "nan"], "above 0"),
         (["gdn2", "--without", "query"], "erase, log_decay, write"),
         (["gdn2", "--library", "nothing"], "unknown library"),
+        (["gdn2", "--plot", "map.nothing"], "has to end in one of"),
+        (["gdn2", "--plot", "no/such/folder/map.png"], "there is no folder"),
     ],
 )
 def test_a_wrong_call_is_told_before_anything_is_timed(words, said, capsys):
+    if "--plot" in words:
+        pytest.importorskip("matplotlib", reason="a plot needs matplotlib")
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scanfield
-from scanfield.cli import agree, draws, main
+from scanfield.cli import agree, check, draws, main
 from scanfield.cli.places import places
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -206,3 +206,40 @@ def test_places_are_those_of_the_machine():
         with place.scope():
             back = place.numpy(place.array(np.asarray([1.0, 2.0], dtype=np.float64).astype(place.dtypes[0])))
         np.testing.assert_array_equal(back, [1.0, 2.0])
+
+
+def test_the_pairs_are_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    path = tmp_path / "agreement.png"
+    assert main([*PLANTED, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr()
+    assert f"plot written to {path}" in shown.out
+    assert shown.err == ""  # no terminal: no progress
+
+
+def test_a_pair_that_is_apart_is_drawn_too(tmp_path):
+    """Infinities, and pairs that were not compared, are no error of the plot."""
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    left, right, third = (agree.Run("numpy", name) for name in ("one", "two", "three"))
+    worst = agree.Worst(
+        float("inf"), float("inf"), 4e-6, "gdn2", "plain", "float32", "output", (0,), 1.0, np.nan
+    )
+    pair = agree.Pair()
+    pair.add(worst)
+    report = agree.Report(pairs={(left, right): pair, (left, third): agree.Pair()})
+    check.draw(report, tmp_path / "agreement.svg")
+    assert "<!-- inf -->" in (tmp_path / "agreement.svg").read_text()
+
+
+def test_nothing_to_compare_is_no_agreement(monkeypatch, capsys):
+    """A check that compared nothing must not look like one that passed."""
+    monkeypatch.setattr(agree, "compare", lambda *args, **options: agree.Report())
+    assert main([*PLANTED]) == 1
+    assert "NOTHING was compared" in capsys.readouterr().out
+
+
+def test_json_says_what_it_was_measured_on(capsys):
+    assert main([*PLANTED, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["versions"]["scanfield"] == scanfield.__version__ and told["threads"]["cpus"] >= 1

@@ -21,10 +21,11 @@ import numpy
 
 import scanfield
 from scanfield.cli import draws, info
-from scanfield.cli.console import progress, table
+from scanfield.cli.console import check_plot, progress, table
 from scanfield.cli.places import Place, places
 from scanfield.dispatch import Record
 from scanfield.errors import ArgumentError, ScanfieldError
+from scanfield.plots import figure_of
 
 _EXAMPLES = """\
 examples:
@@ -122,10 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--dtype {arguments.dtype}: allowed are float32, float64")
     if not 0 < arguments.seconds < 3600:
         raise ArgumentError(f"--seconds {arguments.seconds}: a number of seconds above 0 is expected")
-    if arguments.plot is not None:
-        from scanfield.plots import figure_of
-
-        figure_of("a benchmark")  # told before the minutes are spent
+    check_plot("a benchmark", arguments.plot)
     every = list(_sizes(record, arguments.size))
     cases = [_case(record, sizes, arguments.without) for sizes in every]
     verbs = list(dict.fromkeys(arguments.verb or ("forward", "gradients")))
@@ -354,8 +352,6 @@ def as_json(record: Record, dtype: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
     """Times over the axis that has several sizes, or bars where none has."""
-    from scanfield.plots import figure_of
-
     timed = [row for row in rows if row.seconds is not None]
     verbs = list(dict.fromkeys(row.verb for row in rows))
     along = next((name for name in rows[0].sizes if len({row.sizes[name] for row in rows}) > 1), None)

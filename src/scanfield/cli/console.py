@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+
+from scanfield.errors import ArgumentError
+from scanfield.plots import figure_of
 
 Tick = Callable[[str], None]
 
@@ -29,6 +33,20 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def check_plot(what: str, path: Path | None) -> None:
+    """Raise what a plot would fail with at the end, before the minutes are spent.
+
+    BackendError without matplotlib, ArgumentError for a folder that is not there and an ending that is no picture's.
+    """
+    if path is None:
+        return
+    kinds = figure_of(what)().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ArgumentError(f"--plot {path}: the name has to end in one of {', '.join(sorted(kinds))}")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
 
 
 @contextmanager

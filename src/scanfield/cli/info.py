@@ -22,7 +22,8 @@ _EXAMPLES = """\
 examples:
   scanfield info                    versions, libraries, devices, and what runs where
   scanfield info --why gdn2         every candidate of one operation, taken or declined, and why
-  scanfield info --json | jq .runs  the same for programs
+  scanfield info --json | jq .runs  the same for programs, and for a report of a fault
+  scanfield info --why gdn2 --json  the reasons for programs
   scanfield info --support-table    the table of the README, as markdown
 """
 
@@ -55,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.support_table:
         print(support_table())
     elif arguments.why:
-        print("\n\n".join(str(told) for told in _why(arguments.why)))
+        told = _why(arguments.why)
+        print(
+            json.dumps([_plain(each) for each in told], indent=2)
+            if arguments.json
+            else "\n\n".join(map(str, told))
+        )
     elif arguments.json:
         print(json.dumps(facts(), indent=2))
     else:
@@ -72,6 +78,7 @@ def _print_facts() -> None:
     print("".join(f", {name}={value}" for name, value in known["threads"]["environment"].items()))
     if known["settings"]:
         print("settings: " + ", ".join(f"{name}={value}" for name, value in known["settings"].items()))
+    print("devices: " + ", ".join(f"{x['library']} on {x['device']}" for x in known["devices"]))
     heading("Libraries")
     print(libraries_table())
     heading(RUNS)
@@ -84,7 +91,9 @@ def _print_facts() -> None:
 
 def facts() -> dict[str, Any]:
     """Everything that the command prints, as plain data."""
+    everywhere = places()
     return machine() | {
+        "devices": [{"library": x.library, "device": x.device, "dtypes": list(x.dtypes)} for x in everywhere],
         "libraries": [
             {
                 "name": backend.name,
@@ -96,7 +105,7 @@ def facts() -> dict[str, Any]:
             }
             for backend in scanfield.backends()
         ],
-        "runs": runs(places()),
+        "runs": runs(everywhere),
     }
 
 
@@ -156,6 +165,17 @@ def operation(name: str) -> Record:
     if name not in records:
         raise scanfield.ArgumentError(f"unknown operation {name!r}; known are {', '.join(records)}")
     return records[name]
+
+
+def _plain(told: Explanation) -> dict[str, Any]:
+    verdicts = [verdict._asdict() for verdict in told.verdicts]
+    return {
+        "operation": told.operation,
+        "library": told.library,
+        "device": told.device,
+        "verdicts": verdicts,
+        "notes": list(told.notes),
+    }
 
 
 def _why(name: str) -> list[Explanation]:
