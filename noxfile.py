@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["nox>=2025.2.9", "packaging"]
+# ///
 """Every check of the project, a session each.
 
     nox -l                                    the menu
@@ -118,13 +121,14 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style (ruff), the import rules of the house (import-linter), spelling (codespell); `-- --fix` mends."""
+    """Style (ruff), import rules (import-linter), spelling (codespell), the whole (sp-repo-review); `-- --fix` mends."""
     install_tools(session, ["lint"])
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]))
     # The packages are found, not imported: they need not be installed.
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(["src", "backends"])})
     session.run("codespell")
+    session.run("repo-review", ".")
 
 
 @nox.session
@@ -349,3 +353,7 @@ def check_contents(session: nox.Session, wheel: Path, sdist: Path) -> None:
     missing = {"src", "backends", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"} - tops
     if missing:
         session.error(f"{sdist.name} lacks {sorted(missing)}")
+
+
+if __name__ == "__main__":
+    nox.main()
