@@ -181,10 +181,14 @@ def build(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The manual and its notebooks, warnings as errors; the examples of docstrings, README and pages on NumPy are run."""
     install(session, ["pinn", "plot"], ["docs", "test"])
-    session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
-    session.run("pytest", "--doctest-modules", "src/scanfield")
+    # The matrices of examples are small: two threads of BLAS would mostly wait for each other.
+    variables = environment(session) | {"OPENBLAS_NUM_THREADS": "1"}
+    session.run(
+        "sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html", env=variables
+    )
+    session.run("pytest", "--doctest-modules", "src/scanfield", env=variables)
     # Pages on tensors and JAX arrays run in those libraries' tests, the one on CuPy in `cuda`: tests/docs, tests/cuda.
-    session.run("python", "docs/run_examples.py", env=environment(session))
+    session.run("python", "docs/run_examples.py", env=variables)
 
 
 @nox.session(default=False)

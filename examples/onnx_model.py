@@ -4,8 +4,8 @@
     python examples/onnx_model.py --write gdn2.onnx --operation gdn2 --time 16
 
 No operator of ONNX expresses these rules. ndonnx is an array library that follows the array API standard, so the generic
-forms run on its arrays as on any other, and each step becomes nodes of a graph. Loops over time are unrolled: a model is made for
-one length, and its size grows with it. For long sequences write a model of one token (`--step`) and call it in a loop.
+forms run on its arrays as on any other, and each step becomes nodes of a graph. Loops over time are unrolled: a model is
+made for one length, and its size grows with it. For long sequences write a model of one token (`--step`) and loop.
 It needs `pip install ndonnx onnxruntime`.
 """
 
