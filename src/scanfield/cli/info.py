@@ -14,7 +14,7 @@ from typing import Any
 import scanfield
 from scanfield import dispatch
 from scanfield.cli import draws
-from scanfield.cli.console import heading, table
+from scanfield.cli.console import Tick, heading, progress, table
 from scanfield.cli.places import Place, places
 from scanfield.dispatch import Derived, Explanation, Operation, Record
 
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_facts() -> None:
-    known = facts()
+    known = facts(quiet=False)
     versions = known["versions"]
     print(f"scanfield {versions['scanfield']} on Python {versions['python']}, {known['platform']}")
     print(f"threads: {known['threads']['cpus']} CPUs for this process", end="")
@@ -89,9 +89,11 @@ def _print_facts() -> None:
 # facts
 
 
-def facts() -> dict[str, Any]:
-    """Everything that the command prints, as plain data."""
+def facts(*, quiet: bool = True) -> dict[str, Any]:
+    """Everything that the command prints, as plain data; unless `quiet` a terminal sees how far it is."""
     everywhere = places()
+    with progress("asking", len(everywhere) * len(scanfield.operations()), quiet=quiet) as tick:
+        taken = runs(everywhere, tick)
     return machine() | {
         "devices": [{"library": x.library, "device": x.device, "dtypes": list(x.dtypes)} for x in everywhere],
         "libraries": [
@@ -105,7 +107,7 @@ def facts() -> dict[str, Any]:
             }
             for backend in scanfield.backends()
         ],
-        "runs": runs(everywhere),
+        "runs": taken,
     }
 
 
@@ -139,24 +141,24 @@ def _version(name: str) -> str:
         return "not a distribution here"
 
 
-def runs(everywhere: Iterable[Place]) -> list[dict[str, Any]]:
-    """For each place and operation the candidate that runs each verb of a call in float32."""
-    return [
-        {
-            "place": str(place),
-            "operation": told.operation,
-            "function": record.name,
-            "taken": told.taken,
-            "declined": {
-                f"{verdict.candidate} {verdict.verb}": verdict.reason
-                for verdict in told.verdicts
-                if not verdict.taken
-            },
-        }
-        for place in everywhere
-        for record in scanfield.operations()
-        for told in [_explain(record, place)]
-    ]
+def runs(everywhere: Iterable[Place], done: Tick = lambda words: None) -> list[dict[str, Any]]:
+    """For each place and operation the candidate that runs each verb of a call in float32; `done` hears of each."""
+    found = []
+    for place in everywhere:
+        for record in scanfield.operations():
+            told = _explain(record, place)
+            declined = {f"{v.candidate} {v.verb}": v.reason for v in told.verdicts if not v.taken}
+            found.append(
+                {
+                    "place": str(place),
+                    "operation": told.operation,
+                    "function": record.name,
+                    "taken": told.taken,
+                    "declined": declined,
+                }
+            )
+            done(f"{record.name} on {place}")
+    return found
 
 
 def operation(name: str) -> Record:
