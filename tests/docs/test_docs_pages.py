@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,15 @@ def test_every_page_has_a_run_that_meets_it():
     met = {page for library in ("numpy", "torch", "jax", "cupy") for page in run_examples.pages(library)}
     with_examples = {page for page in DOCS.rglob("*.md") if "```python" in page.read_text()}
     assert with_examples <= met and DOCS / "torch.md" in run_examples.pages("torch")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda page: page.stem)
+def test_a_notebook_lies_here_without_results(page):
+    """What is shown is what the manual's own build gave; `%matplotlib inline` shows figures that a call returns."""
+    cells = [cell for cell in json.loads(page.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    assert cells[0]["source"][0].strip() == "%matplotlib inline"
+    assert any("assert " in "".join(cell["source"]) for cell in cells)
 
 
 def test_a_wrong_example_is_caught(tmp_path, capsys):
