@@ -25,22 +25,25 @@ DOCS = Path(__file__).resolve().parent
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^ *(?:>>> )?(?:import|from) (\w+)(?:, (\w+))*", re.MULTILINE)
 COMMAND = re.compile(r"^\$ scanfield (.*?)(?:  +#.*)?$", re.MULTILINE)
-LIBRARIES = ("torch", "jax", "cupy")  # a page that imports one of these needs more than NumPy arrays
+LIBRARIES = ("torch", "jax", "cupy", "dask")  # a page that imports one of these needs more than NumPy arrays
 
 
 def pages(library: str) -> list[Path]:
     """The pages whose examples run where this library is installed; those of no library run with "numpy"."""
     listed = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
-    return [page for page in listed if "_build" not in page.parts and library_of(page) == library]
+    return [page for page in listed if "_build" not in page.parts and library in libraries_of(page)]
 
 
-def library_of(page: Path) -> str | None:
-    """The library that a page is about, "numpy" if it is about none; None for a page without examples."""
+def libraries_of(page: Path) -> set[str]:
+    """The libraries that a page imports, "numpy" if it imports none of them; empty for a page without examples.
+
+    A page on several runs once with each, without the blocks of those that are not installed there.
+    """
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     if page.name == "README.md":  # shows one library after another; what is missing is left out
-        return "numpy"
+        return {"numpy"}
     imported = {name for _, code in blocks for names in IMPORT.findall(code) for name in names}
-    return next((name for name in LIBRARIES if name in imported), "numpy") if blocks else None
+    return (imported & set(LIBRARIES) or {"numpy"}) if blocks else set()
 
 
 def run(page: Path) -> bool:
