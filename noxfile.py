@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["nox>=2025.2.9", "packaging"]
+# ///
 """Every check of the project, a session each.
 
     nox -l                                    the menu
@@ -14,6 +17,7 @@ speaks of.
 
 from __future__ import annotations
 
+import email
 import os
 import secrets
 import shutil
@@ -51,7 +55,7 @@ TESTED = "constraints/tested.txt"
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
 # alone, so that an import of another one cannot go unnoticed; numba with those whose arrays its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
-    "numpy": (["numba", "pinn", "plot"], ["peers"]),
+    "numpy": (["numba", "pinn", "plot"], ["peers", "namespaces"]),
     "strict": (["pinn"], ["strict"]),
     "torch": (["torch", "numba", "pinn"], ["peers-torch"]),
     "jax": (["jax", "numba", "pinn"], []),
@@ -168,25 +172,27 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style (ruff), the import rules of the house (import-linter), spelling (codespell); `-- --fix` mends."""
+    """Style (ruff), import rules (import-linter), spelling (codespell), the whole (sp-repo-review); `-- --fix` mends."""
     install_tools(session, ["lint"])
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]))
     # The packages are found, not imported: they need not be installed.
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(["src", "backends"])})
     session.run("codespell")
+    session.run("repo-review", ".")
 
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Static types: mypy, strict, over src and backends."""
+    """Static types: mypy, strict, over src and backends; then what mypy and pyright say of a user's wrong calls."""
     install(session, ["numba", "torch", "jax", "pinn", "cli", "plot"], ["typing"])
     session.run("mypy", *session.posargs)
+    session.run("python", "tests/typing/check_user_code.py")
 
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Wheel and sdist, each installed and imported alone; the example project runs on the wheel."""
+    """Wheel and sdist, each installed alone, read-only and in a zip; the example projects run on the wheel."""
     session.install("-c", TESTED, "build")
     scratch = Path(session.create_tmp()).resolve()
     shutil.rmtree(scratch)
@@ -203,21 +209,37 @@ def build(session: nox.Session) -> None:
         session.run(str(python), "-I", "-W", "error", "-c", IMPORTS, external=True, log=False)
 
     # `python` is the wheel's environment now: core dependencies and nothing else.
-    example = shutil.copytree("examples/downstream_numpy", scratch / "downstream_numpy")
+    session.run(str(python), "-I", "-W", "error", "-c", READ_ONLY, external=True, log=False)
+    for name in ("downstream_numpy", "downstream_cupy"):
+        example = shutil.copytree(Path("examples") / name, scratch / name)
+        install = ("-m", "pip", "install", "--quiet", "-c", TESTED, f"{example}[test]")
+        session.run(str(python), *install, external=True)
+        # A stand-in takes CuPy's place where there is no card; it compiles the kernels for the CPU.
+        if name == "downstream_cupy" and not (shutil.which("g++") and os.name == "posix"):
+            session.log("downstream_cupy is built and not run: the emulator of CUDA kernels needs g++")
+            continue
+        standin = {"CUPY_STANDIN": str(Path("tests/cuda").resolve())}
+        with session.chdir(example):
+            session.run(str(python), "-m", "pytest", external=True, env=standin)
+
+    session.run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "scanfield", external=True)
     session.run(
-        str(python), "-m", "pip", "install", "--quiet", "-c", TESTED, f"{example}[test]", external=True
+        str(python), "-I", "-W", "error", "-c", FROM_ZIP + IMPORTS, str(wheel), external=True, log=False
     )
-    with session.chdir(example):
-        session.run(str(python), "-m", "pytest", external=True)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The manual, warnings as errors; the examples of the docstrings and the README are run."""
+    """The manual and its notebooks, warnings as errors; the examples of docstrings, README and pages on NumPy are run."""
     install(session, ["pinn", "plot"], ["docs", "test"])
-    session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
-    session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
+    # The matrices of examples are small: two threads of BLAS would mostly wait for each other.
+    variables = environment(session) | {"OPENBLAS_NUM_THREADS": "1"}
+    session.run(
+        "sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html", env=variables
+    )
+    session.run("pytest", "--doctest-modules", "src/scanfield", env=variables)
+    # Pages on tensors and JAX arrays run in those libraries' tests, the one on CuPy in `cuda`: tests/docs, tests/cuda.
+    session.run("python", "docs/run_examples.py", env=variables)
 
 
 # Scripts of benchmarks/ whose figures stand in docs/performance.md, and where these are kept.
@@ -259,6 +281,44 @@ for point in points:
     assert importlib.resources.files(point.module).joinpath("py.typed").is_file()
 assert importlib.resources.files("scanfield").joinpath("py.typed").is_file()
 print("scanfield", scanfield.__version__, "from", scanfield.__path__[0], "with", [point.name for point in points])
+"""
+
+# A call and a command leave every file of an installation as it is, and make none.
+READ_ONLY = """
+import contextlib, importlib.metadata, io, os
+folder = importlib.metadata.distribution("scanfield").locate_file("scanfield")
+def state():
+    found = {}
+    for root, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = os.path.join(root, name)
+            found[path] = os.stat(path).st_mtime_ns
+            os.chmod(path, os.stat(path).st_mode & ~0o222)
+    return found
+before = state()
+import numpy, scanfield
+from scanfield.cli import main
+a = numpy.full((1, 5, 2), 0.5)
+result, pullback = scanfield.vjp(scanfield.linear_scan, a, a)
+pullback(result.output)
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["info"]) == 0 and main(["check", "--operation", "linear_scan"]) == 0
+assert state() == before, "files of the installation were written"
+for path in before:
+    os.chmod(path, os.stat(path).st_mode | 0o200)
+print("scanfield runs from a read-only folder")
+"""
+
+# The wheel is a zip that Python imports from, its entry points and data files included.
+FROM_ZIP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy, scanfield
+assert scanfield.__path__[0].startswith(sys.argv[1]), scanfield.__path__
+a = numpy.full((1, 5, 2), 0.5)
+assert scanfield.linear_scan(a, a).output.shape == a.shape
+from scanfield.pinn import files
+assert "square-1-4" in files.shipped() and "[problem]" in files.source("square-1-4")
 """
 
 
@@ -330,13 +390,33 @@ def check_contents(session: nox.Session, wheel: Path, sdist: Path) -> None:
     """Stop unless both archives hold what they should, and the wheel nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
+        inside = archive.namelist()
+        (facts,) = [name for name in inside if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(facts))
     strangers = {top for top in tops if top.split("-")[0].split("_")[0] != "scanfield"}
     if strangers or "scanfield" not in tops:
         session.error(
             f"{wheel.name} holds {sorted(tops)}: packages of scanfield and nothing else should be there"
         )
+    if tests := [name for name in inside if "test" in name.lower().split("/")[-1] or "/tests/" in name]:
+        session.error(f"{wheel.name} holds tests: {tests[:5]}")
+    wanted = (
+        "Name",
+        "Version",
+        "Summary",
+        "License-Expression",
+        "Requires-Python",
+        "Description-Content-Type",
+    )
+    lacking = [field for field in wanted if not metadata[field]]
+    if lacking or metadata["Description-Content-Type"] != "text/markdown":
+        session.error(f"the metadata of {wheel.name} lack {lacking or 'markdown'}")
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
     missing = {"src", "backends", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"} - tops
     if missing:
         session.error(f"{sdist.name} lacks {sorted(missing)}")
+
+
+if __name__ == "__main__":
+    nox.main()

@@ -231,9 +231,9 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     for name, array in arrays:
         if library_of(array, name).namespace is not library.namespace:
             _raise_mixed(arrays)
-    if library.name == "dask":
+    if library.name not in _SIZED:
         _check_sizes_known(arrays)
-    elif library.name != "numpy":
+    if library.name not in ("numpy", "dask"):
         device = device_of(first)
         for name, array in arrays:
             other = device_of(array)
@@ -245,9 +245,18 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     return library
 
 
+# Libraries whose arrays know their sizes, always.
+_SIZED = frozenset({"numpy", "torch", "jax", "cupy"})
+
+
 def _check_sizes_known(arrays: Sequence[tuple[str, Array]]) -> None:
-    """ShapeError for a Dask array with blocks of unknown size, which is a size that equals no other."""
+    """ShapeError for an array with a size that is None, and for Dask's unknown sizes, which equal no other."""
     for name, array in arrays:
+        if any(size is None for size in array.shape):
+            raise ShapeError(
+                f"{name}: shape {tuple(array.shape)}, some sizes are unknown; they must be numbers, as a loop over time "
+                f"is made for one length"
+            )
         if any(size != size for size in array.shape):
             raise ShapeError(
                 f"{name}: shape {tuple(array.shape)}, the sizes of its blocks are unknown; "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
@@ -15,7 +15,13 @@ from scanfield.errors import ArgumentError
 from scanfield.scans.canonical import quiet
 from scanfield.scans.surface import Bound, ScanResult, bind
 
-Pullback = Callable[..., dict[str, Array]]
+
+class Pullback(Protocol):
+    """From cotangents of output and final state, either of which may be None, to the gradient of each array by name."""
+
+    def __call__(self, d_output: Array | None = None, d_final_state: Array | None = None) -> dict[str, Array]:
+        """One of the two is needed: ArgumentError without, ShapeError where one does not fit its result."""
+        ...
 
 
 def vjp(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import SupportsIndex
 
 import numpy
 
@@ -12,7 +12,7 @@ from scanfield.errors import ArgumentError
 _asked: int | None = None
 
 
-def set_num_threads(count: Any) -> None:
+def set_num_threads(count: SupportsIndex | None) -> None:
     """Set how many CPU threads one call may use, in the whole process.
 
     Parameters

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import scanfield
-from scanfield.cli import agree, draws, main
+from scanfield.cli import agree, check, draws, main
 from scanfield.cli.check import as_json, as_text
 from scanfield.cli.places import absent, places
 
@@ -237,3 +237,40 @@ def test_a_library_without_a_place_is_named_with_its_reason(monkeypatch):
     shown = as_text(agree.Report(absent=absent()))
     assert "not here: cupy, not installed: pip install 'scanfield[cupy" in shown
     assert "numpy" not in absent() and as_json(agree.Report(absent=absent()))["not_here"] == absent()
+
+
+def test_the_pairs_are_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    path = tmp_path / "agreement.png"
+    assert main([*PLANTED, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr()
+    assert f"plot written to {path}" in shown.out
+    assert shown.err == ""  # no terminal: no progress
+
+
+def test_a_pair_that_is_apart_is_drawn_too(tmp_path):
+    """Infinities, and pairs that were not compared, are no error of the plot."""
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    left, right, third = (agree.Run("numpy", name) for name in ("one", "two", "three"))
+    worst = agree.Worst(
+        float("inf"), float("inf"), 4e-6, "gdn2", "plain", "float32", "output", (0,), 1.0, np.nan
+    )
+    pair = agree.Pair()
+    pair.add(worst)
+    report = agree.Report(pairs={(left, right): pair, (left, third): agree.Pair()})
+    check.draw(report, tmp_path / "agreement.svg")
+    assert "<!-- inf -->" in (tmp_path / "agreement.svg").read_text()
+
+
+def test_nothing_to_compare_is_no_agreement(monkeypatch, capsys):
+    """A check that compared nothing must not look like one that passed."""
+    monkeypatch.setattr(agree, "compare", lambda *args, **options: agree.Report())
+    assert main([*PLANTED]) == 1
+    assert "NOTHING was compared" in capsys.readouterr().out
+
+
+def test_json_says_what_it_was_measured_on(capsys):
+    assert main([*PLANTED, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["versions"]["scanfield"] == scanfield.__version__ and told["threads"]["cpus"] >= 1

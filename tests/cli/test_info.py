@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import scanfield
-from scanfield.cli import info, main
+from scanfield.cli import console, info, main, parsers
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -80,3 +82,56 @@ def test_version(capsys):
         main(["--version"])
     assert left.value.code == 0
     assert capsys.readouterr().out.split() == ["scanfield", scanfield.__version__]
+
+
+def test_what_a_report_of_a_fault_needs(capsys, monkeypatch):
+    monkeypatch.setenv("SCANFIELD_POOL_BYTES", "0")
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert "devices: numpy on cpu" in shown and "settings: " in shown and "SCANFIELD_POOL_BYTES=0" in shown
+    assert main(["info", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["threads"]["scanfield"] == scanfield.get_num_threads()
+    assert told["settings"]["SCANFIELD_POOL_BYTES"] == "0"
+    assert {"library": "numpy", "device": "cpu", "dtypes": ["float32", "float64"]} in told["devices"]
+
+
+def test_why_as_json(capsys):
+    assert main(["info", "--why", "gdn2", "--json"]) == 0
+    on_numpy = next(each for each in json.loads(capsys.readouterr().out) if each["library"] == "numpy")
+    assert all(verdict["reason"] for verdict in on_numpy["verdicts"])
+    assert {"forward", "save", "step"} <= {v["verb"] for v in on_numpy["verdicts"] if v["taken"]}
+
+
+@pytest.mark.parametrize("command", ["info", "check", "bench", "helmholtz", "demo"])
+def test_every_command_helps_with_examples_that_parse(command):
+    """Each line of the examples is a call that the parser takes."""
+    parser, commands = parsers()
+    shown = commands[command].format_help()
+    examples = [line.strip() for line in shown.split("examples:")[1].splitlines() if "scanfield " in line]
+    assert len(examples) >= 2
+    for line in examples:
+        words = line.split("  ")[0].split("|")[0].split(">")[0]
+        assert parser.parse_args(shlex.split(words)[1:]).command == command
+
+
+def test_progress_is_for_terminals(monkeypatch):
+    class Stream(io.StringIO):
+        def __init__(self, terminal):
+            super().__init__()
+            self.isatty = lambda: terminal
+
+    shown = {}
+    for terminal, rich in ((False, True), (False, False), (True, False)):
+        stream = Stream(terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(console, "find_spec", lambda name, rich=rich: object() if rich else None)
+        with console.progress("timing", 2) as tick:
+            tick("one")
+            tick("two")
+        with console.progress("timing", 1, quiet=True) as tick:
+            tick("three")
+        shown[terminal, rich] = stream.getvalue()
+    assert shown[False, True] == shown[False, False] == ""
+    assert "timing: 2 of 2" in shown[True, False] and "two" in shown[True, False]
+    assert "three" not in shown[True, False]

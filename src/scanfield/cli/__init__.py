@@ -1,4 +1,4 @@
-"""The command line: `scanfield info | check | helmholtz | demo`, also as `python -m scanfield`."""
+"""The command line: `scanfield info | check | bench | helmholtz | demo`, also as `python -m scanfield`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
-    # Parsing imports the commands' modules, and these only what they need to describe themselves.
-    import scanfield
-    from scanfield.cli import check, demo, helmholtz, info
-
-    parser = argparse.ArgumentParser(
-        prog="scanfield",
-        description="Scans, their gradients and Helmholtz networks on arrays of any library.",
-        epilog="scanfield COMMAND --help shows examples.",
-    )
-    parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (info, check, helmholtz, demo):
-        command.add_parser(commands)
+    parser, _ = parsers()
     arguments = parser.parse_args(argv)
     try:
         status: int = arguments.run(arguments)
@@ -48,3 +36,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scanfield {arguments.command}: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and those of its commands by name."""
+    # Parsing imports the commands' modules, and these only what they need to describe themselves.
+    import scanfield
+    from scanfield.cli import bench, check, demo, helmholtz, info
+
+    parser = argparse.ArgumentParser(
+        prog="scanfield",
+        description="Scans, their gradients and Helmholtz networks on arrays of any library.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (info, check, bench, helmholtz, demo):
+        command.add_parser(commands)
+    return parser, dict(commands.choices)
+
+
+_EXAMPLES = """\
+examples:
+  scanfield info                    what is here, and which implementation runs what
+  scanfield check                   do all implementations agree on this machine?
+  scanfield bench gdn2 --size key=128 --size value=128
+  scanfield helmholtz square-1-4 --plot field.png
+  scanfield COMMAND --help          more examples of each
+"""

@@ -13,12 +13,16 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from scanfield.cli import agree, jobs
-from scanfield.cli.console import progress, table
+import numpy as np
+
+from scanfield.cli import agree, info, jobs
+from scanfield.cli.console import check_plot, progress, table
 from scanfield.cli.places import absent, places
 from scanfield.errors import ArgumentError
+from scanfield.plots import figure_of
 
 _EXAMPLES = """\
 examples:
@@ -27,9 +31,10 @@ examples:
   scanfield check --library numpy --library torch
   scanfield check --operation gdn2 --operation kda --full
   scanfield check --full --jobs 4
-  scanfield check --json > check.json
+  scanfield check --plot agreement.png         each pair as a cell, its worst array in units of what is allowed
+  scanfield check --json > check.json          with versions and threads: all that a report of a fault needs
 
-exit status: 0 all agree, 1 some do not or raised, 2 a name that is not known
+exit status: 0 all agree, 1 some do not, raised, or there was nothing to compare, 2 a name that is not known
 """
 
 
@@ -58,6 +63,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="so many processes share the cases (default: 1)"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the pairs; needs matplotlib")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -68,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--jobs: expected at least 1, came {arguments.jobs}")
     records = agree.operations(arguments.operation)
     everywhere = places(arguments.library)
+    check_plot("the agreement", arguments.plot)
     count = len(agree.cases(records, full=arguments.full))
     everything = arguments.library is not None
     with progress("checking", count, quiet=arguments.json) as tick:
@@ -85,10 +92,18 @@ def run(arguments: argparse.Namespace) -> int:
             report = agree.compare(records, everywhere, full=arguments.full, everything=everything, done=tick)
     report.absent = {} if arguments.library else absent()
     if arguments.json:
-        print(json.dumps(as_json(report), indent=2))
+        print(json.dumps(info.machine() | as_json(report), indent=2))
     else:
         print(as_text(report, by_operation=arguments.by_operation))
-    return 0 if report.agree else 1
+    if arguments.plot is not None:
+        draw(report, arguments.plot)
+        if not arguments.json:
+            print(f"plot written to {arguments.plot}")
+    return 0 if report.agree and _compared(report) else 1
+
+
+def _compared(report: agree.Report) -> int:
+    return sum(pair.compared for pair in report.pairs.values())
 
 
 def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
@@ -120,8 +135,8 @@ def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
         parts.append(
             f"{names}: a selection of the cases, as each takes seconds there (--library NAME runs all)"
         )
-    compared = sum(pair.compared for pair in report.pairs.values())
-    verdict = "all agree" if report.agree else "NOT all agree"
+    compared = _compared(report)
+    verdict = "NOT all agree" if not report.agree else "all agree" if compared else "NOTHING was compared"
     parts.append(f"{len(report.pairs)} pairs of implementations, {compared} comparisons of arrays: {verdict}")
     return "\n".join(parts)
 
@@ -160,6 +175,34 @@ def _against(worst: agree.Worst) -> str:
 
 def _number(value: float | complex) -> str:
     return f"{value:.9g}"
+
+
+def draw(report: agree.Report, path: Path) -> None:
+    """Each pair a cell: its worst array in units of what is allowed there, so that above 1 is apart."""
+    runs = list(dict.fromkeys(run for pair in report.pairs for run in pair))
+    size = range(len(runs))
+    excess = np.full((len(runs), len(runs)), np.nan)
+    for (left, right), pair in report.pairs.items():
+        worst = max((worst.excess for worst in pair.worst.values()), default=np.nan)
+        for i, j in ((runs.index(left), runs.index(right)), (runs.index(right), runs.index(left))):
+            excess[i, j] = worst
+    figure = figure_of("the agreement")(
+        figsize=(3.5 + 0.6 * len(runs), 2.5 + 0.5 * len(runs)), layout="constrained"
+    )
+    axes = figure.subplots()
+    # From a thousandth of what is allowed (and less) to ten times as much (and more, infinities too).
+    shown = np.clip(np.log10(np.maximum(excess, 1e-9)), -3, 1)
+    image = axes.imshow(shown, cmap="RdYlGn_r", vmin=-3, vmax=1)
+    for i in size:
+        for j in size:
+            if not np.isnan(excess[i, j]):
+                axes.text(j, i, f"{excess[i, j]:.2g}", ha="center", va="center", fontsize="x-small")
+    names = [str(run) for run in runs]
+    axes.set_xticks(size, names, rotation=90)
+    axes.set_yticks(size, names)
+    axes.set_title("worst deviation of each pair, in units of what is allowed")
+    figure.colorbar(image, label="log10; above 0 is apart")
+    figure.savefig(path, dpi=120)
 
 
 def as_json(report: agree.Report) -> dict[str, Any]:

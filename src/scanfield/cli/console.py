@@ -1,4 +1,4 @@
-"""What the commands print: headings, tables, and progress that suits a terminal or a log file."""
+"""What the commands print: headings, tables, and progress for who sits at a terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+
+from scanfield.errors import ArgumentError
+from scanfield.plots import figure_of
 
 Tick = Callable[[str], None]
 
-# A log file gets one line of progress in so many seconds.
-_LOG_INTERVAL = 5.0
+# A terminal without rich gets one line of progress in so many seconds.
+_LINE_INTERVAL = 5.0
 
 
 def heading(text: str) -> None:
@@ -31,16 +35,30 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def check_plot(what: str, path: Path | None) -> None:
+    """Raise what a plot would fail with at the end, before the minutes are spent.
+
+    BackendError without matplotlib, ArgumentError for a folder that is not there and an ending that is no picture's.
+    """
+    if path is None:
+        return
+    kinds = figure_of(what)().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ArgumentError(f"--plot {path}: the name has to end in one of {', '.join(sorted(kinds))}")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
+
+
 @contextmanager
 def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Tick]:
     """Yields a function to be called with a few words after each of `total` steps.
 
-    A terminal with rich installed gets a bar; anything else a line on stderr every few seconds, and one at
-    the end.
+    A terminal with rich installed gets a bar, one without a line on stderr every few seconds and at the end; a log file
+    or a pipe gets nothing.
     """
-    if quiet:
+    if quiet or not sys.stderr.isatty():
         yield lambda words: None
-    elif sys.stderr.isatty() and find_spec("rich") is not None:
+    elif find_spec("rich") is not None:
         with _bar(label, total) as tick:
             yield tick
     else:
@@ -74,7 +92,7 @@ def _lines(label: str, total: int) -> Iterator[Tick]:
         nonlocal shown, done
         done += 1
         now = time.monotonic()
-        if done == total or now - shown > _LOG_INTERVAL:
+        if done == total or now - shown > _LINE_INTERVAL:
             shown = now
             print(
                 f"{label}: {done} of {total} after {now - start:.0f} s  {words}".rstrip(),

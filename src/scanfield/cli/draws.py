@@ -115,9 +115,13 @@ FULL = (
 
 
 def cases(
-    record: Record, function: Any, regimes: tuple[Regime, ...], time: int = SIZES["time"]
+    record: Record,
+    function: Any,
+    regimes: tuple[Regime, ...],
+    time: int = SIZES["time"],
+    sizes: Mapping[str, int] | None = None,
 ) -> Iterator[Case]:
-    """The cases of one operation, leaving out regimes that would repeat a plain case."""
+    """The cases of one operation, leaving out regimes that would repeat a plain case; `sizes` by names of axes."""
     names, keywords = {entry.name for entry in record.inputs}, inspect.signature(function).parameters
     for regime in regimes:
         options = {name: value for name, value in regime.options.items() if name in keywords}
@@ -133,7 +137,7 @@ def cases(
             # An array that may be absent and has no default is told to be absent.
             absent = (entry.name for entry in record.inputs if entry.optional)
             options |= {name: None for name in absent if keywords[name].default is inspect.Parameter.empty}
-        yield _case(record, regime, options, SIZES | {"time": time})
+        yield _case(record, regime, options, SIZES | {"time": time} | dict(sizes or {}))
 
 
 def _case(record: Record, regime: Regime, options: dict[str, Any], sizes: dict[str, int]) -> Case:

@@ -14,7 +14,7 @@ from typing import Any
 import scanfield
 from scanfield import dispatch
 from scanfield.cli import draws
-from scanfield.cli.console import heading, table
+from scanfield.cli.console import Tick, heading, progress, table
 from scanfield.cli.places import Place, places
 from scanfield.dispatch import Derived, Explanation, Operation, Record
 
@@ -22,7 +22,8 @@ _EXAMPLES = """\
 examples:
   scanfield info                    versions, libraries, devices, and what runs where
   scanfield info --why gdn2         every candidate of one operation, taken or declined, and why
-  scanfield info --json | jq .runs  the same for programs
+  scanfield info --json | jq .runs  the same for programs, and for a report of a fault
+  scanfield info --why gdn2 --json  the reasons for programs
   scanfield info --support-table    the table of the README, as markdown
 """
 
@@ -55,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.support_table:
         print(support_table())
     elif arguments.why:
-        print("\n\n".join(str(told) for told in _why(arguments.why)))
+        told = _why(arguments.why)
+        print(
+            json.dumps([_plain(each) for each in told], indent=2)
+            if arguments.json
+            else "\n\n".join(map(str, told))
+        )
     elif arguments.json:
         print(json.dumps(facts(), indent=2))
     else:
@@ -64,11 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_facts() -> None:
-    known = facts()
+    known = facts(quiet=False)
     versions = known["versions"]
     print(f"scanfield {versions['scanfield']} on Python {versions['python']}, {known['platform']}")
     print(f"threads: {known['threads']['cpus']} CPUs for this process", end="")
+    print(f", {known['threads']['scanfield']} for scanfield", end="")
     print("".join(f", {name}={value}" for name, value in known["threads"]["environment"].items()))
+    if known["settings"]:
+        print("settings: " + ", ".join(f"{name}={value}" for name, value in known["settings"].items()))
+    print("devices: " + ", ".join(f"{x['library']} on {x['device']}" for x in known["devices"]))
     heading("Libraries")
     print(libraries_table())
     heading(RUNS)
@@ -79,16 +89,13 @@ def _print_facts() -> None:
 # facts
 
 
-def facts() -> dict[str, Any]:
-    """Everything that the command prints, as plain data."""
-    return {
-        "versions": {"scanfield": scanfield.__version__, "python": platform.python_version()}
-        | {name: _version(name) for name in _ALWAYS},
-        "platform": platform.platform(),
-        "threads": {
-            "cpus": _cpus(),
-            "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
-        },
+def facts(*, quiet: bool = True) -> dict[str, Any]:
+    """Everything that the command prints, as plain data; unless `quiet` a terminal sees how far it is."""
+    everywhere = places()
+    with progress("asking", len(everywhere) * len(scanfield.operations()), quiet=quiet) as tick:
+        taken = runs(everywhere, tick)
+    return machine() | {
+        "devices": [{"library": x.library, "device": x.device, "dtypes": list(x.dtypes)} for x in everywhere],
         "libraries": [
             {
                 "name": backend.name,
@@ -100,7 +107,22 @@ def facts() -> dict[str, Any]:
             }
             for backend in scanfield.backends()
         ],
-        "runs": runs(places()),
+        "runs": taken,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Versions, platform and threads: what every report of a fault or a time begins with."""
+    return {
+        "versions": {"scanfield": scanfield.__version__, "python": platform.python_version()}
+        | {name: _version(name) for name in _ALWAYS},
+        "platform": platform.platform(),
+        "threads": {
+            "cpus": _cpus(),
+            "scanfield": scanfield.get_num_threads(),
+            "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        },
+        "settings": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("SCANFIELD_")},
     }
 
 
@@ -119,31 +141,48 @@ def _version(name: str) -> str:
         return "not a distribution here"
 
 
-def runs(everywhere: Iterable[Place]) -> list[dict[str, Any]]:
-    """For each place and operation the candidate that runs each verb of a call in float32."""
-    return [
-        {
-            "place": str(place),
-            "operation": told.operation,
-            "function": record.name,
-            "taken": told.taken,
-            "declined": {
-                f"{verdict.candidate} {verdict.verb}": verdict.reason
-                for verdict in told.verdicts
-                if not verdict.taken
-            },
-        }
-        for place in everywhere
-        for record in scanfield.operations()
-        for told in [_explain(record, place)]
-    ]
+def runs(everywhere: Iterable[Place], done: Tick = lambda words: None) -> list[dict[str, Any]]:
+    """For each place and operation the candidate that runs each verb of a call in float32; `done` hears of each."""
+    found = []
+    for place in everywhere:
+        for record in scanfield.operations():
+            told = _explain(record, place)
+            declined = {f"{v.candidate} {v.verb}": v.reason for v in told.verdicts if not v.taken}
+            found.append(
+                {
+                    "place": str(place),
+                    "operation": told.operation,
+                    "function": record.name,
+                    "taken": told.taken,
+                    "declined": declined,
+                }
+            )
+            done(f"{record.name} on {place}")
+    return found
 
 
-def _why(name: str) -> list[Explanation]:
+def operation(name: str) -> Record:
+    """The record of an operation by its name; ArgumentError with the known ones for another."""
     records = {record.name: record for record in scanfield.operations()}
     if name not in records:
         raise scanfield.ArgumentError(f"unknown operation {name!r}; known are {', '.join(records)}")
-    return [_explain(records[name], place) for place in places()]
+    return records[name]
+
+
+def _plain(told: Explanation) -> dict[str, Any]:
+    verdicts = [verdict._asdict() for verdict in told.verdicts]
+    return {
+        "operation": told.operation,
+        "library": told.library,
+        "device": told.device,
+        "verdicts": verdicts,
+        "notes": list(told.notes),
+    }
+
+
+def _why(name: str) -> list[Explanation]:
+    record = operation(name)
+    return [_explain(record, place) for place in places()]
 
 
 def _explain(record: Record, place: Place) -> Explanation:

@@ -23,6 +23,10 @@ from scanfield.errors import ArgumentError, BackendError
 Pace = Literal["ready", "compiles", "builds a graph"]
 
 
+def _no_wait(arrays: list[Array]) -> None:
+    """Results are there when the call returns."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One library on one kind of device."""
@@ -38,6 +42,10 @@ class Place:
     """A context in which the library computes in the dtypes that it is given, in full precision."""
     pace: Pace = "ready"
     """Whether a call runs at once, compiles for each new shape, or builds a graph with a node for each token."""
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    """A function of arrays as the users of this library run it: under `jax.jit` on JAX."""
+    wait: Callable[[list[Array]], object] = _no_wait
+    """Returns once these results are computed: what accelerators and lazy libraries leave for later."""
 
     def __str__(self) -> str:
         return self.library if self.device == "cpu" else f"{self.library}:{self.device}"
@@ -97,7 +105,12 @@ def _torch() -> Iterator[Place]:
             partial(_to_torch, kind),
             lambda array: array.detach().cpu().resolve_conj().resolve_neg().numpy(),
             _torch_full_precision if kind == "cuda" else ExitStack,
+            wait=_no_wait if kind == "cpu" else partial(_torch_wait, kind),
         )
+
+
+def _torch_wait(kind: str, arrays: list[Array]) -> None:
+    getattr(importlib.import_module("torch"), kind).synchronize()
 
 
 def _to_torch(kind: str, array: numpy.ndarray) -> Array:
@@ -136,6 +149,8 @@ def _jax() -> Iterator[Place]:
             numpy.asarray,
             scope,
             "compiles",
+            jax.jit,
+            jax.block_until_ready,
         )
 
 
@@ -153,6 +168,7 @@ def _cupy() -> Iterator[Place]:
             cupy.asarray,
             cupy.asnumpy,
             ExitStack,
+            wait=lambda arrays: cupy.cuda.get_current_stream().synchronize(),
         )
 
 
@@ -174,6 +190,7 @@ def _dask() -> Iterator[Place]:
         lambda array: numpy.asarray(array.compute(scheduler="synchronous")),
         scope,
         "builds a graph",
+        wait=lambda arrays: importlib.import_module("dask").compute(*arrays),
     )
 
 

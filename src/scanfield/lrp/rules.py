@@ -78,7 +78,7 @@ class Epsilon(Rule):
     epsilon : float
         The stabiliser.
     relative : bool
-        Multiply it by the mean of |y| over the row of the batch, so that no unit of y matters.
+        Multiply it by the mean of ``|y|`` over the row of the batch, so that no unit of y matters.
     bias : bool
         Whether the bias takes its share. If not, y is taken without it, and all relevance goes to the inputs.
     signed : bool

@@ -142,7 +142,7 @@ def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: A
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise ArgumentError(f"{name}: {error}; its arguments are {signature}") from None
+        raise ArgumentError(f"{name}: {error}; it takes {', '.join(signature.parameters)}") from None
 
 
 def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
