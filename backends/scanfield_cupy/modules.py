@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import cupy
 import numpy
+
+from scanfield_cupy.sources import source
 
 Array = Any
 
 THREADS = 256
 # Blocks along y and z of a grid. Kernels walk on by the grid's size where there are more sequences than this.
 MOST_ROWS = 65535
+# And along x.
+MOST_BLOCKS = 2**31 - 1
 
 # The C++ type of a dtype, as a kernel's source names it.
 STORED = {
@@ -29,13 +32,6 @@ STORED = {
     "complex64": "complex64",
     "complex128": "complex128",
 }
-
-
-@cache
-def source(file: str) -> str:
-    """A kernel file behind what all of them share."""
-    folder = resources.files("scanfield_cupy") / "kernels"
-    return "\n".join((folder / name).read_text() for name in ("common.cuh", file))
 
 
 def options(**defined: str) -> tuple[str, ...]:

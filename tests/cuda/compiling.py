@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +30,9 @@ class Case(NamedTuple):
 
     @property
     def code(self) -> str:
-        folder = resources.files("scanfield_cupy") / "kernels"
-        return "\n".join((folder / name).read_text() for name in ("common.cuh", self.file))
+        from scanfield_cupy.sources import source
+
+        return source(self.file)
 
     @property
     def local_memory(self) -> bool:

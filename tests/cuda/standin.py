@@ -43,6 +43,8 @@ class Device:
     def attributes(self) -> dict[str, int]:
         return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
 
+    compute_capability = "90"
+
     def __enter__(self) -> Device:
         self._current.append(self.id)
         return self
