@@ -268,8 +268,8 @@ def _shared(kernel: str, plan: _Plan) -> int:
 
     if kernel == "delta_inside":
         matrix = number * _CHUNK * (_CHUNK + 16 // number)
-        channels = number * (4 * _CHUNK * columns + _CHUNK // (_CHUNK * columns // _THREADS) * columns)
-        return matrix + channels + 2 * tile(_CHUNK, columns) + (tile(_CHUNK, _CHUNK) if plan.tensor else 0)
+        totals = number * _THREADS
+        return matrix + totals + 2 * tile(_CHUNK, columns) + (tile(_CHUNK, _CHUNK) if plan.tensor else 0)
     if kernel in ("delta_states", "delta_states_back"):
         operands = 2 if kernel == "delta_states_back" else 1
         return tile(_CHUNK, _CHUNK) + tile(plan.state_rows + operands * _CHUNK, columns)
@@ -279,7 +279,7 @@ def _shared(kernel: str, plan: _Plan) -> int:
         return tile(_CHUNK, _CHUNK) + 3 * tile(_CHUNK, columns)
     if kernel == "delta_outer":
         return 3 * tile(_CHUNK, columns) + 2 * tile(2 * columns, columns) + number * _THREADS
-    channels = 8 * _CHUNK * 16 + 3 * 8 * 16 + 2 * _CHUNK * (16 + 16 // number)
+    channels = 3 * _THREADS + 2 * _CHUNK * (16 + 16 // number)
     return number * channels + 2 * tile(_CHUNK, _CHUNK)
 
 

@@ -268,6 +268,26 @@ inline void mma_m16n8k16(float (&sum)[4], const unsigned (&a)[4], const unsigned
     }
 }
 
+// ldmatrix.m8n8.x4: lane l names line l % 8 of matrix l / 8; of each matrix a lane gets line lane / 4, numbers
+// 2 (lane % 4) and one more, or turned: of lines 2 (lane % 4) and one more number lane / 4.
+inline void ldmatrix_x4(unsigned (&found)[4], const void* line, bool turned) {
+    const unsigned own = lane(), first = block.current - own;
+    Wide* shown = wide[block.warps[block.current / WARP].turn[own] & 1u] + first;
+    if (reinterpret_cast<uintptr_t>(line) % 16) block.error = "a line for ldmatrix is not aligned to 16 bytes";
+    std::memcpy(shown[own].words, &line, sizeof(line));
+    exchange(0xffffffffu, 0u, 0, false);
+    for (unsigned i = 0; i < 4; ++i) {
+        uint16_t pair[2];
+        for (unsigned j = 0; j < 2; ++j) {
+            const unsigned column = 2 * (own % 4) + j;
+            const uint16_t* from;
+            std::memcpy(&from, shown[8 * i + (turned ? column : own / 4)].words, sizeof(from));
+            pair[j] = from[turned ? own / 4 : column];
+        }
+        found[i] = pair[0] | unsigned(pair[1]) << 16;
+    }
+}
+
 // The kind of each parameter, for the loader to compare with what a launcher passes: CuPy itself checks nothing.
 template <class T>
 std::string kind() {

@@ -129,15 +129,22 @@ __device__ __forceinline__ T updated(const Inputs& x, const Kept* updates, const
 
 // ---- operands into shared memory ----------------------------------------------------------------------------------------
 
+__device__ __forceinline__ void put_line(Operand* to, const Line<Kept>& line) {
+#if TENSOR == 1
+    *reinterpret_cast<Line<Kept>*>(to) = line;
+#else
+#pragma unroll
+    for (int j = 0; j < Line<Kept>::COUNT; ++j) put(to + j, load(line.x + j));
+#endif
+}
 // Lines of WIDTH numbers that lie `from_step` apart; whole, as their room is padded.
 template <int WIDTH>
 __device__ __forceinline__ void bring(Operand* to, int step, const Kept* from, i64 from_step, int lines) {
-    enum { COUNT = Line<Kept>::COUNT };
-    for (int i = threadIdx.x; i < lines * (WIDTH / COUNT); i += THREADS) {
-        const int line = i / (WIDTH / COUNT), at = i % (WIDTH / COUNT) * COUNT;
-        const Line<Kept> read = *reinterpret_cast<const Line<Kept>*>(from + line * from_step + at);
-#pragma unroll
-        for (int j = 0; j < COUNT; ++j) store(to + line * step + at + j, load(read.x + j));
+    enum { COUNT = Line<Kept>::COUNT, IN_LINE = WIDTH / COUNT };
+#pragma unroll 4
+    for (int i = threadIdx.x; i < lines * IN_LINE; i += THREADS) {
+        const int line = i / IN_LINE, at = i % IN_LINE * COUNT;
+        put_line(to + line * step + at, *reinterpret_cast<const Line<Kept>*>(from + line * from_step + at));
     }
 }
 // Columns v0 to v0 + WIDTH of the chunk's tokens, of what `of(token, v)` says; zeros beyond the chunk and beyond V.
@@ -146,7 +153,7 @@ __device__ __forceinline__ void bring_tokens(Operand* to, int step, const Part& 
     for (int i = threadIdx.x; i < CHUNK * WIDTH; i += THREADS) {
         const int token = i / WIDTH;
         const i64 v = v0 + i % WIDTH;
-        store(to + token * step + i % WIDTH, token < part.tokens && v < V ? of(token, v) : T(0));
+        put(to + token * step + i % WIDTH, token < part.tokens && v < V ? of(token, v) : T(0));
     }
 }
 // Rows k0 on of a state, columns v0 to v0 + WIDTH.
@@ -156,116 +163,114 @@ __device__ __forceinline__ void bring_state(Operand* to, int step, const Kept* s
     for (int i = threadIdx.x; i < rows * WIDTH; i += THREADS) {
         const i64 k = k0 + i / WIDTH, v = v0 + i % WIDTH;
         const bool there = k < sizes.K && v < sizes.V;
-        store(to + i / WIDTH * step + i % WIDTH, there ? load(states + room.state(part, sizes, k, v)) : T(0));
+        put(to + i / WIDTH * step + i % WIDTH, there ? load(states + room.state(part, sizes, k, v)) : T(0));
     }
 }
 
 // ---- channels ---------------------------------------------------------------------------------------------------------------
 
-// CHANNELS channels of a chunk. A thread has one of them for RUN tokens in a row, and is alone to read and write there.
+// CHANNELS channels of a chunk. A thread has one of them for RUN tokens in a row, in registers: loops over a run are unrolled,
+// and spans are known to the compiler.
 template <int CHANNELS>
 struct Channels {
-    enum { RUN = CHUNK * CHANNELS / THREADS, RUNS = CHUNK / RUN, SIZE = CHUNK * CHANNELS };
-    T *decay, *q, *k, *e;  // (CHUNK, CHANNELS)
-    T* totals;             // (RUNS, CHANNELS), products of a run's decays; all threads read them
+    enum { RUN = CHUNK * CHANNELS / THREADS, RUNS = CHUNK / RUN };
+    T decay[RUN], q[RUN], k[RUN], e[RUN];
+    T* totals;  // (RUNS, CHANNELS), products of a run's decays; all threads read them
     int channel, run, first;
 
     __device__ __forceinline__ Channels(T* memory) {
-        decay = memory, q = memory + SIZE, k = memory + 2 * SIZE, e = memory + 3 * SIZE, totals = memory + 4 * SIZE;
+        totals = memory;
         channel = threadIdx.x % CHANNELS, run = threadIdx.x / CHANNELS, first = run * RUN;
     }
-    __device__ __forceinline__ int at(int token) const { return token * CHANNELS + channel; }
 
     __device__ __forceinline__ void take(const Inputs& x, const Part& part, i64 k0, i64 K) {
         const i64 c = k0 + channel;
         T total = 1;
-        for (int token = first; token < first + RUN; ++token) {
-            T a = 1, is_q = 0, is_k = 0, is_e = 0;
-            if (token < part.tokens && c < K) {
-                const i64 t = part.first + token;
-                is_q = x.scale * x.query(part.row, t, part.key_head, c), is_k = x.key(part.row, t, part.key_head, c);
-                if (x.decay.at) a = exponential(x.decay(part.row, t, part.head, c));
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+            decay[i] = 1, q[i] = 0, k[i] = 0, e[i] = 0;
+            if (first + i < part.tokens && c < K) {
+                const i64 t = part.first + first + i;
+                q[i] = x.scale * x.query(part.row, t, part.key_head, c), k[i] = x.key(part.row, t, part.key_head, c);
+                if (x.decay.at) decay[i] = exponential(x.decay(part.row, t, part.head, c));
                 if (x.erase.at) {
-                    is_e = x.erase(part.row, t, part.head, c);
-                    if (!x.erase_vector) is_e *= is_k;
+                    e[i] = x.erase(part.row, t, part.head, c);
+                    if (!x.erase_vector) e[i] *= k[i];
                 }
             }
-            decay[at(token)] = a, q[at(token)] = is_q, k[at(token)] = is_k, e[at(token)] = is_e;
-            total *= a;
+            total *= decay[i];
         }
         totals[run * CHANNELS + channel] = total;
     }
-    // What the runs before and after this one decay, in blocks of `span` tokens.
-    __device__ __forceinline__ T before(int span) const {
+    // What the runs before and after this one decay, in blocks of SPAN tokens.
+    template <int SPAN>
+    __device__ __forceinline__ T before() const {
+        enum { TOGETHER = SPAN / RUN };
         T product = 1;
-        for (int r = run / (span / RUN) * (span / RUN); r < run; ++r) product *= totals[r * CHANNELS + channel];
+#pragma unroll
+        for (int i = 0; i < TOGETHER - 1; ++i) {
+            if (i < run % TOGETHER) product *= totals[(run / TOGETHER * TOGETHER + i) * CHANNELS + channel];
+        }
         return product;
     }
-    __device__ __forceinline__ T after(int span) const {
+    template <int SPAN>
+    __device__ __forceinline__ T after() const {
+        enum { TOGETHER = SPAN / RUN };
         T product = 1;
-        for (int r = (run / (span / RUN) + 1) * (span / RUN) - 1; r > run; --r) product *= totals[r * CHANNELS + channel];
+#pragma unroll
+        for (int i = TOGETHER - 1; i > 0; --i) {
+            if (i > run % TOGETHER) product *= totals[(run / TOGETHER * TOGETHER + i) * CHANNELS + channel];
+        }
         return product;
     }
-    // A run from one half to the next: `first_half(token, factor)` from the anchor backwards, `second_half` onwards, where
-    // `factor` is what decays between the token and the anchor.
-    template <class First, class Second>
-    __device__ __forceinline__ void walk(int span, const First& first_half, const Second& second_half) const {
-        if (span >= RUN) {
-            if (first / span % 2) {
-                T factor = before(span);
-                for (int token = first; token < first + RUN; ++token) {
-                    factor *= decay[at(token)];
-                    second_half(token, factor);
-                }
+    // Onwards from an anchor: `act(i, factor)` with what decays up to and with token i of COUNT; backwards: after token i.
+    template <int COUNT, class Act>
+    __device__ __forceinline__ void onwards(int base, T factor, const Act& act) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            factor *= decay[base + i];
+            act(base + i, factor);
+        }
+    }
+    template <int COUNT, class Act>
+    __device__ __forceinline__ void backwards(int base, T factor, const Act& act) const {
+#pragma unroll
+        for (int i = COUNT - 1; i >= 0; --i) {
+            act(base + i, factor);
+            factor *= decay[base + i];
+        }
+    }
+    // The run's tokens in first and in second halves of SPAN: what decays between each and the anchor between the halves.
+    template <int SPAN, class First, class Second>
+    __device__ __forceinline__ void walk(const First& first_half, const Second& second_half) const {
+        if constexpr (SPAN >= RUN) {
+            if (first / SPAN % 2) {
+                onwards<RUN>(0, before<SPAN>(), second_half);
             } else {
-                T factor = after(span);
-                for (int token = first + RUN - 1; token >= first; --token) {
-                    first_half(token, factor);
-                    factor *= decay[at(token)];
-                }
+                backwards<RUN>(0, after<SPAN>(), first_half);
             }
         } else {
-            for (int base = first; base < first + RUN; base += 2 * span) {
-                T factor = 1;
-                for (int token = base + span - 1; token >= base; --token) {
-                    first_half(token, factor);
-                    factor *= decay[at(token)];
-                }
-                factor = 1;
-                for (int token = base + span; token < base + 2 * span; ++token) {
-                    factor *= decay[at(token)];
-                    second_half(token, factor);
-                }
+#pragma unroll
+            for (int base = 0; base < RUN; base += 2 * SPAN) {
+                backwards<SPAN>(base, T(1), first_half);
+                onwards<SPAN>(base + SPAN, T(1), second_half);
             }
         }
     }
-    // The whole chunk: `since_start(token, factor)` with what decays up to and with the token, `until_end` what decays after.
-    template <class Since, class Until>
-    __device__ __forceinline__ void walk_chunk(const Since& since_start, const Until& until_end) const {
-        T factor = before(CHUNK);
-        for (int token = first; token < first + RUN; ++token) {
-            factor *= decay[at(token)];
-            since_start(token, factor);
-        }
-        factor = after(CHUNK);
-        for (int token = first + RUN - 1; token >= first; --token) {
-            until_end(token, factor);
-            factor *= decay[at(token)];
-        }
-    }
-    // The operands of the products between halves of `span` tokens: `one` is k in the first and e in the second, `two`
+    // The operands of the products between halves of SPAN tokens: `one` is k in the first and e in the second, `two`
     // nothing and q; each decayed to the anchor.
-    __device__ __forceinline__ void put_halves(int span, Operand* one, Operand* two) const {
+    template <int SPAN>
+    __device__ __forceinline__ void put_halves(Operand* one, Operand* two) const {
         enum { LINE = CHANNELS + PAD };
-        walk(
-            span,
-            [&](int token, T factor) {
-                store(one + token * LINE + channel, k[at(token)] * factor);
-                store(two + token * LINE + channel, T(0));
+        one += first * LINE + channel, two += first * LINE + channel;
+        walk<SPAN>(
+            [&](int i, T factor) {
+                put(one + i * LINE, k[i] * factor);
+                put(two + i * LINE, T(0));
             },
-            [&](int token, T factor) {
-                store(one + token * LINE + channel, e[at(token)] * factor);
-                store(two + token * LINE + channel, q[at(token)] * factor);
+            [&](int i, T factor) {
+                put(one + i * LINE, e[i] * factor);
+                put(two + i * LINE, q[i] * factor);
             });
     }
 };

@@ -10,42 +10,56 @@
 
 enum { CHANNELS = 16, LINE = CHANNELS + PAD, RUN = Channels<CHANNELS>::RUN, RUNS = Channels<CHANNELS>::RUNS };
 
+typedef Channels<CHANNELS> Own;
+
 struct Levels {
-    T *q, *k, *e, *decay;  // (CHUNK, CHANNELS) each: gradients, a thread's own as in Channels
-    T *later, *earlier;    // (RUNS, CHANNELS): what a run adds to the gates before it, and to those behind it
-    T *one, *two;          // (CHUNK, CHANNELS): products that wait to be decayed; in the place of the operands
+    T q[RUN], k[RUN], e[RUN], decay[RUN];  // gradients of a thread's own
+    T *later, *earlier;  // (RUNS, CHANNELS): what a run adds to the gates before it, and to those behind it
+    T *one, *two;        // (CHUNK, CHANNELS): products that wait to be decayed; in the place of the operands
+
+    // The gates' gradient: sums over COUNT tokens of a run, of `term(i)` from the last with the token itself, or from the
+    // first without it. What is returned goes to the other runs.
+    template <int COUNT, class Term>
+    __device__ __forceinline__ T sum_from_end(int base, const Term& term) {
+        T sum = 0;
+#pragma unroll
+        for (int i = COUNT - 1; i >= 0; --i) {
+            sum += term(base + i);
+            decay[base + i] += sum;
+        }
+        return sum;
+    }
+    template <int COUNT, class Term>
+    __device__ __forceinline__ T sum_from_start(int base, const Term& term) {
+        T sum = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            decay[base + i] += sum;
+            sum += term(base + i);
+        }
+        return sum;
+    }
+    // A run's sums to the other runs of its half, of SPAN tokens.
+    template <int SPAN>
+    __device__ __forceinline__ void exchange(const Own& channels, T to_later, T to_earlier) {
+        enum { TOGETHER = SPAN / RUN };
+        const int begin = channels.run / TOGETHER * TOGETHER;
+        later[channels.run * CHANNELS + channels.channel] = to_later;
+        earlier[channels.run * CHANNELS + channels.channel] = to_earlier;
+        __syncthreads();
+        T sum = 0;
+#pragma unroll
+        for (int i = 1; i < TOGETHER; ++i) {
+            if (begin + i > channels.run) sum += later[(begin + i) * CHANNELS + channels.channel];
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER - 1; ++i) {
+            if (begin + i < channels.run) sum += earlier[(begin + i) * CHANNELS + channels.channel];
+        }
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) decay[i] += sum;
+    }
 };
-
-// The gates' gradient within a walk: sums along it stay in a thread's run, the rest goes to the other runs of the half.
-__device__ __forceinline__ void add_other_runs(const Channels<CHANNELS>& channels, const Levels& d, int span) {
-    const int runs = span / RUN, begin = channels.run / runs * runs;
-    T sum = 0;
-    for (int r = channels.run + 1; r < begin + runs; ++r) sum += d.later[r * CHANNELS + channels.channel];
-    for (int r = begin; r < channels.run; ++r) sum += d.earlier[r * CHANNELS + channels.channel];
-    for (int token = channels.first; token < channels.first + RUN; ++token) d.decay[channels.at(token)] += sum;
-}
-
-// Sums along a run: of `later(token)` from its end, with the token itself; of `earlier(token)` from its start, without it.
-template <class Term>
-__device__ __forceinline__ T sum_from_end(const Channels<CHANNELS>& channels, const Levels& d, int first, int count,
-                                          const Term& later) {
-    T sum = 0;
-    for (int token = first + count - 1; token >= first; --token) {
-        sum += later(token);
-        d.decay[channels.at(token)] += sum;
-    }
-    return sum;
-}
-template <class Term>
-__device__ __forceinline__ T sum_from_start(const Channels<CHANNELS>& channels, const Levels& d, int first, int count,
-                                            const Term& earlier) {
-    T sum = 0;
-    for (int token = first; token < first + count; ++token) {
-        d.decay[channels.at(token)] += sum;
-        sum += earlier(token);
-    }
-    return sum;
-}
 
 // dM k for the second halves (`two` of P, `one` of L), dM^T x for the first (`one`), of a warp's 16 rows.
 __device__ __forceinline__ void level_products(T (&one)[2][4], T (&two)[2][4], int span, const Operand* d_P, const Operand* d_L,
@@ -75,6 +89,53 @@ __device__ __forceinline__ void level_products(T (&one)[2][4], T (&two)[2][4], i
     }
 }
 
+// One level, of halves of SPAN tokens.
+template <int SPAN>
+__device__ __forceinline__ void add_level(Levels& d, const Own& channels, const Operand* d_P, const Operand* d_L, Operand* one,
+                                          Operand* two, bool erases) {
+    const Lane lane;
+    __syncthreads();
+    channels.put_halves<SPAN>(one, two);
+    __syncthreads();
+    T of_one[2][4], of_two[2][4];
+    level_products(of_one, of_two, SPAN, d_P, d_L, one, two, erases);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int at = (16 * lane.warp + lane.row_of(i % 4)) * CHANNELS + lane.column_of(i % 4, i / 4);
+        d.one[at] = of_one[i / 4][i % 4], d.two[at] = of_two[i / 4][i % 4];
+    }
+    __syncthreads();
+    const T* own_one = d.one + channels.first * CHANNELS + channels.channel;
+    const T* own_two = d.two + channels.first * CHANNELS + channels.channel;
+    T first[RUN], second[RUN];  // what the gates' gradient sums in first and in second halves
+    channels.walk<SPAN>(
+        [&](int i, T factor) {
+            const T x = own_one[i * CHANNELS] * factor;
+            d.k[i] += x, first[i] = channels.k[i] * x;
+        },
+        [&](int i, T factor) {
+            const T x = own_two[i * CHANNELS] * factor, y = own_one[i * CHANNELS] * factor;
+            d.q[i] += x, d.e[i] += y, second[i] = channels.q[i] * x + channels.e[i] * y;
+        });
+    const auto of_first = [&](int i) { return first[i]; };
+    const auto of_second = [&](int i) { return second[i]; };
+    if constexpr (SPAN < RUN) {
+#pragma unroll
+        for (int base = 0; base < RUN; base += 2 * SPAN) {
+            d.sum_from_start<SPAN>(base, of_first), d.sum_from_end<SPAN>(base + SPAN, of_second);
+        }
+    } else {
+        T later = 0, earlier = 0;
+        if (channels.first / SPAN % 2) {
+            later = d.sum_from_end<RUN>(0, of_second);
+        } else {
+            earlier = d.sum_from_start<RUN>(0, of_first);
+        }
+        if constexpr (SPAN > RUN) d.exchange<SPAN>(channels, later, earlier);
+    }
+}
+
 struct Gradients {
     T *query, *key, *decay, *erase;  // (batch, time, value heads, K)
 };
@@ -83,19 +144,16 @@ __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, co
                                           const Kept* d_Eb, const Kept* d_Kb, const T* across, const Kept* d_P_from,
                                           const Kept* d_L_from, const Gradients& to) {
     SHARED_MEMORY(memory);
-    Channels<CHANNELS> channels(reinterpret_cast<T*>(memory));
-    enum { SIZE = CHUNK * CHANNELS };
+    Own channels(reinterpret_cast<T*>(memory));
     Levels d;
-    d.q = channels.totals + RUNS * CHANNELS, d.k = d.q + SIZE, d.e = d.k + SIZE, d.decay = d.e + SIZE;
-    d.later = d.decay + SIZE, d.earlier = d.later + RUNS * CHANNELS;
-    d.one = d.earlier + RUNS * CHANNELS, d.two = d.one + SIZE;
+    d.later = channels.totals + RUNS * CHANNELS, d.earlier = d.later + RUNS * CHANNELS;
+    d.one = d.earlier + RUNS * CHANNELS, d.two = d.one + CHUNK * CHANNELS;
     Operand* one = reinterpret_cast<Operand*>(d.one);
     Operand* two = one + CHUNK * LINE;
     Operand* d_P = reinterpret_cast<Operand*>(d.one + 2 * CHUNK * (CHANNELS + 16 / sizeof(T)));
     Operand* d_L = d_P + CHUNK * STEP;
-    const Lane lane;
     const bool erases = x.erase.at != nullptr;
-    const int channel = channels.channel, run = channels.run, first = channels.first;
+    const int channel = channels.channel, first = channels.first;
     for (i64 item = blockIdx.x; item < sizes.slots * sizes.heads; item += gridDim.x) {
         Part part;
         if (!part.find(bounds, sizes, item)) continue;
@@ -104,95 +162,47 @@ __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, co
         bring<CHUNK>(d_P, STEP, d_P_from + triangle, CHUNK, CHUNK);
         if (erases) bring<CHUNK>(d_L, STEP, d_L_from + triangle, CHUNK, CHUNK);
         for (i64 k0 = 0; k0 < sizes.K; k0 += CHANNELS) {
-            const i64 at = part.place(sizes) * CHUNK * sizes.rows + k0 + channel;
+            const i64 at = (part.place(sizes) * CHUNK + first) * sizes.rows + k0 + channel;
             channels.take(x, part, k0, sizes.K);
             __syncthreads();
-            channels.walk_chunk(
-                [&](int token, T factor) {
-                    const int own = channels.at(token);
-                    d.q[own] = load(d_Qb + at + token * sizes.rows) * factor;
-                    d.e[own] = erases ? load(d_Eb + at + token * sizes.rows) * factor : T(0);
-                    d.decay[own] = across[part.place(sizes) * sizes.rows + k0 + channel];
-                },
-                [&](int token, T factor) { d.k[channels.at(token)] = load(d_Kb + at + token * sizes.rows) * factor; });
-            d.later[run * CHANNELS + channel] = sum_from_end(channels, d, first, RUN, [&](int token) {
-                const int own = channels.at(token);
-                return channels.q[own] * d.q[own] + channels.e[own] * d.e[own];
+            const T through = across[part.place(sizes) * sizes.rows + k0 + channel];
+            channels.onwards<RUN>(0, channels.before<CHUNK>(), [&](int i, T factor) {
+                d.q[i] = load(d_Qb + at + i * sizes.rows) * factor;
+                d.e[i] = erases ? load(d_Eb + at + i * sizes.rows) * factor : T(0);
+                d.decay[i] = through;
             });
-            d.earlier[run * CHANNELS + channel] = sum_from_start(channels, d, first, RUN, [&](int token) {
-                return channels.k[channels.at(token)] * d.k[channels.at(token)];
+            channels.backwards<RUN>(0, channels.after<CHUNK>(), [&](int i, T factor) {
+                d.k[i] = load(d_Kb + at + i * sizes.rows) * factor;
             });
-            for (int token = first; token < first + RUN; ++token) {  // the diagonal of P
-                const int own = channels.at(token);
-                const T d_product = load(d_P + token * STEP + token);
-                d.q[own] += d_product * channels.k[own], d.k[own] += d_product * channels.q[own];
-            }
-            __syncthreads();
-            add_other_runs(channels, d, CHUNK);
-            for (int span = CHUNK / 2; span; span /= 2) {
-                __syncthreads();
-                channels.put_halves(span, one, two);
-                __syncthreads();
-                T of_one[2][4], of_two[2][4];
-                level_products(of_one, of_two, span, d_P, d_L, one, two, erases);
-                __syncthreads();
+            const T later = d.sum_from_end<RUN>(0, [&](int i) { return channels.q[i] * d.q[i] + channels.e[i] * d.e[i]; });
+            const T earlier = d.sum_from_start<RUN>(0, [&](int i) { return channels.k[i] * d.k[i]; });
+            d.exchange<CHUNK>(channels, later, earlier);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int own = (16 * lane.warp + lane.row_of(i % 4)) * CHANNELS + lane.column_of(i % 4, i / 4);
-                    d.one[own] = of_one[i / 4][i % 4], d.two[own] = of_two[i / 4][i % 4];
-                }
-                __syncthreads();
-                channels.walk(
-                    span,
-                    [&](int token, T factor) {
-                        const int own = channels.at(token);
-                        d.one[own] *= factor;
-                        d.k[own] += d.one[own];
-                    },
-                    [&](int token, T factor) {
-                        const int own = channels.at(token);
-                        d.one[own] *= factor, d.two[own] *= factor;
-                        d.e[own] += d.one[own], d.q[own] += d.two[own];
-                    });
-                const auto of_first = [&](int token) { return channels.k[channels.at(token)] * d.one[channels.at(token)]; };
-                const auto of_second = [&](int token) {
-                    const int own = channels.at(token);
-                    return channels.q[own] * d.two[own] + channels.e[own] * d.one[own];
-                };
-                if (span < RUN) {
-                    for (int base = first; base < first + RUN; base += 2 * span) {
-                        sum_from_start(channels, d, base, span, of_first);
-                        sum_from_end(channels, d, base + span, span, of_second);
-                    }
-                    continue;
-                }
-                const bool behind = first / span % 2;
-                T later = 0, earlier = 0;
-                if (behind) {
-                    later = sum_from_end(channels, d, first, RUN, of_second);
-                } else {
-                    earlier = sum_from_start(channels, d, first, RUN, of_first);
-                }
-                if (span == RUN) continue;
-                d.later[run * CHANNELS + channel] = later, d.earlier[run * CHANNELS + channel] = earlier;
-                __syncthreads();
-                add_other_runs(channels, d, span);
+            for (int i = 0; i < RUN; ++i) {  // the diagonal of P
+                const T d_product = load(d_P + (first + i) * STEP + first + i);
+                d.q[i] += d_product * channels.k[i], d.k[i] += d_product * channels.q[i];
             }
+            add_level<32>(d, channels, d_P, d_L, one, two, erases);
+            add_level<16>(d, channels, d_P, d_L, one, two, erases);
+            add_level<8>(d, channels, d_P, d_L, one, two, erases);
+            add_level<4>(d, channels, d_P, d_L, one, two, erases);
+            add_level<2>(d, channels, d_P, d_L, one, two, erases);
+            add_level<1>(d, channels, d_P, d_L, one, two, erases);
             const i64 c = k0 + channel;
-            for (int token = first; token < first + RUN; ++token) {
-                if (token >= part.tokens || c >= sizes.K) continue;
-                const i64 t = part.first + token;
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) {
+                if (first + i >= part.tokens || c >= sizes.K) continue;
+                const i64 t = part.first + first + i;
                 const i64 out = ((part.row * sizes.time + t) * sizes.vheads + part.head) * sizes.K + c;
-                const int own = channels.at(token);
-                T d_k = d.k[own], d_e = d.e[own];
+                T d_k = d.k[i], d_e = d.e[i];
                 if (erases && !x.erase_vector) {
                     d_k += d_e * x.erase(part.row, t, part.head, c);
-                    d_e *= channels.k[own];
+                    d_e *= channels.k[i];
                 }
-                if (to.query) to.query[out] = x.scale * d.q[own];
+                if (to.query) to.query[out] = x.scale * d.q[i];
                 if (to.key) to.key[out] = d_k;
                 if (to.erase) to.erase[out] = d_e;
-                if (to.decay) to.decay[out] = d.decay[own];
+                if (to.decay) to.decay[out] = d.decay[i];
             }
             __syncthreads();
         }

@@ -77,6 +77,57 @@ __device__ __forceinline__ void invert(T* matrix) {
     }
 }
 
+// A warp's blocks of L and P: far below the diagonal, next to it (of L for two warps, of P for two) and on it.
+struct Blocks {
+    T far_L[2][4], far_P[2][4], next[2][4], L[2][4], P[2][4];
+
+    template <int SPAN>
+    __device__ __forceinline__ void add(const Channels<CHANNELS>& channels, Operand* one, Operand* two, bool erases) {
+        const Lane lane;
+        channels.put_halves<SPAN>(one, two);
+        __syncthreads();
+        if (SPAN == 32) {
+            const int below = (32 + lane.warp / 2 * 16) * LINE, above = lane.warp % 2 * 16 * LINE;
+            if (erases) multiply<false, false>(far_L, one + below, LINE, one + above, LINE, CHANNELS);
+            multiply<false, false>(far_P, two + below, LINE, one + above, LINE, CHANNELS);
+        } else if (SPAN == 16) {
+            const int above = lane.warp % 2 * 32 * LINE, below = above + 16 * LINE;
+            if (erases || lane.warp >= 2) {
+                const Operand* from = lane.warp < 2 ? one : two;
+                multiply<false, false>(next, from + below, LINE, one + above, LINE, CHANNELS);
+            }
+        } else {
+            const int here = 16 * lane.warp * LINE;
+            const Halves chosen = {SPAN, true};
+            T all_L[2][4], all_P[2][4];
+            clear(all_L), clear(all_P);
+            if (erases) multiply<false, false>(all_L, one + here, LINE, one + here, LINE, CHANNELS);
+            multiply<false, false>(all_P, two + here, LINE, one + here, LINE, CHANNELS);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (!chosen(lane.row_of(i % 4), lane.column_of(i % 4, i / 4))) continue;
+                L[i / 4][i % 4] += all_L[i / 4][i % 4], P[i / 4][i % 4] += all_P[i / 4][i % 4];
+            }
+        }
+        __syncthreads();
+    }
+    // The diagonal of P: no decay in between.
+    __device__ __forceinline__ void add_diagonal(const Channels<CHANNELS>& channels, Operand* one, Operand* two) {
+        const Lane lane;
+        const int own = channels.first * LINE + channels.channel, here = 16 * lane.warp * LINE;
+#pragma unroll
+        for (int i = 0; i < channels.RUN; ++i) put(one + own + i * LINE, channels.k[i]), put(two + own + i * LINE, channels.q[i]);
+        __syncthreads();
+        T all_P[2][4];
+        clear(all_P);
+        multiply<false, false>(all_P, two + here, LINE, one + here, LINE, CHANNELS);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (lane.row_of(i % 4) == lane.column_of(i % 4, i / 4)) P[i / 4][i % 4] += all_P[i / 4][i % 4];
+        }
+    }
+};
+
 // Columns of J y or P^T dO, or of J Eb in its own place.
 __device__ __forceinline__ void multiply_left(T (&sum)[CHANNELS / 8][4], const Operand* left, const Operand* right, bool turned) {
     const int row = 16 * (threadIdx.x / 32);
@@ -106,84 +157,49 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
         Part part;
         if (!part.find(bounds, sizes, item)) continue;
         const i64 at = part.place(sizes) * CHUNK * sizes.rows;
-        // A warp's blocks of L and P: far below the diagonal, next to it (of L for two warps, of P for two) and on it.
-        T far_L[2][4], far_P[2][4], next[2][4], L[2][4], P[2][4];
-        clear(far_L), clear(far_P), clear(next), clear(L), clear(P);
+        Blocks blocks;
+        clear(blocks.far_L), clear(blocks.far_P), clear(blocks.next), clear(blocks.L), clear(blocks.P);
         for (i64 k0 = 0; k0 < sizes.rows; k0 += CHANNELS) {
             __syncthreads();
             channels.take(x, part, k0, sizes.K);
             __syncthreads();
-            const i64 column = k0 + channels.channel;
-            channels.walk_chunk(
-                [&](int token, T factor) {
-                    const i64 to = at + token * sizes.rows + column;
-                    if (erases) store(made.W + to, channels.e[channels.at(token)] * factor);
-                    store(made.Qb + to, channels.q[channels.at(token)] * factor);
-                    if (token == CHUNK - 1) made.decay[part.place(sizes) * sizes.rows + column] = factor;
-                },
-                [&](int token, T factor) {
-                    store(made.Kb + at + token * sizes.rows + column, channels.k[channels.at(token)] * factor);
-                });
-            if (k0 >= sizes.K) continue;
-            for (int span = CHUNK / 2; span; span /= 2) {
-                channels.put_halves(span, one, two);
-                __syncthreads();
-                if (span == 32) {
-                    const int below = (32 + lane.warp / 2 * 16) * LINE, above = lane.warp % 2 * 16 * LINE;
-                    if (erases) multiply<false, false>(far_L, one + below, LINE, one + above, LINE, CHANNELS);
-                    multiply<false, false>(far_P, two + below, LINE, one + above, LINE, CHANNELS);
-                } else if (span == 16) {
-                    const int above = lane.warp % 2 * 32 * LINE, below = above + 16 * LINE;
-                    if (erases || lane.warp >= 2) {
-                        const Operand* from = lane.warp < 2 ? one : two;
-                        multiply<false, false>(next, from + below, LINE, one + above, LINE, CHANNELS);
-                    }
-                } else {
-                    const int here = 16 * lane.warp * LINE;
-                    const Halves chosen = {span, true};
-                    T all_L[2][4], all_P[2][4];
-                    clear(all_L), clear(all_P);
-                    if (erases) multiply<false, false>(all_L, one + here, LINE, one + here, LINE, CHANNELS);
-                    multiply<false, false>(all_P, two + here, LINE, one + here, LINE, CHANNELS);
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        if (!chosen(lane.row_of(i % 4), lane.column_of(i % 4, i / 4))) continue;
-                        L[i / 4][i % 4] += all_L[i / 4][i % 4], P[i / 4][i % 4] += all_P[i / 4][i % 4];
-                    }
+            const i64 to = at + channels.first * sizes.rows + k0 + channels.channel;
+            channels.onwards<channels.RUN>(0, channels.before<CHUNK>(), [&](int i, T factor) {
+                if (erases) put(made.W + to + i * sizes.rows, channels.e[i] * factor);
+                put(made.Qb + to + i * sizes.rows, channels.q[i] * factor);
+                if (channels.first + i == CHUNK - 1) {
+                    made.decay[part.place(sizes) * sizes.rows + k0 + channels.channel] = factor;
                 }
-                __syncthreads();
-            }
-            // The diagonal of P: no decay in between.
-            for (int token = channels.first; token < channels.first + channels.RUN; ++token) {
-                store(one + token * LINE + channels.channel, channels.k[channels.at(token)]);
-                store(two + token * LINE + channels.channel, channels.q[channels.at(token)]);
-            }
-            __syncthreads();
-            T all_P[2][4];
-            clear(all_P);
-            multiply<false, false>(all_P, two + 16 * lane.warp * LINE, LINE, one + 16 * lane.warp * LINE, LINE, CHANNELS);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (lane.row_of(i % 4) == lane.column_of(i % 4, i / 4)) P[i / 4][i % 4] += all_P[i / 4][i % 4];
-            }
+            });
+            channels.backwards<channels.RUN>(0, channels.after<CHUNK>(), [&](int i, T factor) {
+                put(made.Kb + to + i * sizes.rows, channels.k[i] * factor);
+            });
+            if (k0 >= sizes.K) continue;
+            blocks.add<32>(channels, one, two, erases);
+            blocks.add<16>(channels, one, two, erases);
+            blocks.add<8>(channels, one, two, erases);
+            blocks.add<4>(channels, one, two, erases);
+            blocks.add<2>(channels, one, two, erases);
+            blocks.add<1>(channels, one, two, erases);
+            blocks.add_diagonal(channels, one, two);
         }
         const int warp = lane.warp, below = 32 + warp / 2 * 16, above = warp % 2 * 16, next_to = warp % 2 * 32;
         Kept* kept = made.matrix + part.place(sizes) * CHUNK * CHUNK;
         if (erases) {
             for (int i = threadIdx.x; i < CHUNK * MATRIX_STEP; i += THREADS) matrix[i] = 0;
             __syncthreads();
-            put_block(matrix, far_L, below, above);
-            if (warp < 2) put_block(matrix, next, next_to + 16, next_to);
-            put_block(matrix, L, 16 * warp, 16 * warp);
+            put_block(matrix, blocks.far_L, below, above);
+            if (warp < 2) put_block(matrix, blocks.next, next_to + 16, next_to);
+            put_block(matrix, blocks.L, 16 * warp, 16 * warp);
             __syncthreads();
             invert(matrix);
             for (int i = threadIdx.x; i < CHUNK * CHUNK; i += THREADS) {
                 const int r = i / CHUNK, s = i % CHUNK;
                 const T found = matrix[r * MATRIX_STEP + s];
 #if TENSOR
-                store(left + r * STEP + s, found);
+                put(left + r * STEP + s, found);
 #endif
-                if (BACKWARD) store(kept + i, found);
+                if (BACKWARD) put(kept + i, found);
             }
             for (i64 k0 = 0; k0 < sizes.rows; k0 += CHANNELS) {
                 __syncthreads();
@@ -194,7 +210,7 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
 #pragma unroll
                 for (int i = 0; i < CHANNELS / 2; ++i) {
                     const int r = 16 * warp + lane.row_of(i % 4);
-                    store(made.W + at + r * sizes.rows + k0 + lane.column_of(i % 4, i / 4), sum[i / 4][i % 4]);
+                    put(made.W + at + r * sizes.rows + k0 + lane.column_of(i % 4, i / 4), sum[i / 4][i % 4]);
                 }
             }
         }
@@ -203,15 +219,15 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int r = lane.row_of(i % 4), s = lane.column_of(i % 4, i / 4);
-            const T of_far = far_P[i / 4][i % 4], of_next = next[i / 4][i % 4], of_here = P[i / 4][i % 4];
+            const T of_far = blocks.far_P[i / 4][i % 4], of_next = blocks.next[i / 4][i % 4], of_here = blocks.P[i / 4][i % 4];
 #if BACKWARD
-            store(left + (below + r) * STEP + above + s, of_far);
-            if (warp >= 2) store(left + (next_to + 16 + r) * STEP + next_to + s, of_next);
-            store(left + (16 * warp + r) * STEP + 16 * warp + s, of_here);
+            put(left + (below + r) * STEP + above + s, of_far);
+            if (warp >= 2) put(left + (next_to + 16 + r) * STEP + next_to + s, of_next);
+            put(left + (16 * warp + r) * STEP + 16 * warp + s, of_here);
 #else
-            store(kept + (below + r) * CHUNK + above + s, of_far);
-            if (warp >= 2) store(kept + (next_to + 16 + r) * CHUNK + next_to + s, of_next);
-            store(kept + (16 * warp + r) * CHUNK + 16 * warp + s, of_here);
+            put(kept + (below + r) * CHUNK + above + s, of_far);
+            if (warp >= 2) put(kept + (next_to + 16 + r) * CHUNK + next_to + s, of_next);
+            put(kept + (16 * warp + r) * CHUNK + 16 * warp + s, of_here);
 #endif
         }
         if (!made.updates) continue;
@@ -232,7 +248,7 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
                 const int token = 16 * warp + lane.row_of(i % 4);
                 const i64 v = v0 + lane.column_of(i % 4, i / 4);
                 if (token < part.tokens && v < sizes.V) {
-                    store(made.updates + room.token(part, sizes, token, v), sum[i / 4][i % 4]);
+                    put(made.updates + room.token(part, sizes, token, v), sum[i / 4][i % 4]);
                 }
             }
         }

@@ -68,8 +68,8 @@ __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, co
                 const bool there = token < part.tokens && v0 + c < sizes.V;
                 T d_y = d_X[i / 4][i % 4];
                 if (J) {
-                    store(d_U + token * LINE + c, d_y);
-                    if (there) store(d_updates + own.token(part, sizes, token, v0 + c), d_y);
+                    put(d_U + token * LINE + c, d_y);
+                    if (there) put(d_updates + own.token(part, sizes, token, v0 + c), d_y);
                 } else {
                     d_y = load(d_U + token * LINE + c);
                 }
@@ -89,16 +89,16 @@ __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, co
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; ++i) {
             const int r = row + lane.row_of(i % 4), s = lane.column_of(i % 4, i / 4);
-            store(d_P + at + r * CHUNK + s, r >= s ? of_P[i / 4][i % 4] : T(0));
-            if (J) store(d_L + at + r * CHUNK + s, r > s ? -of_L[i / 4][i % 4] : T(0));
+            put(d_P + at + r * CHUNK + s, r >= s ? of_P[i / 4][i % 4] : T(0));
+            if (J) put(d_L + at + r * CHUNK + s, r > s ? -of_L[i / 4][i % 4] : T(0));
         }
     }
 }
 
-__device__ __forceinline__ void put(Kept* to, const T (&sum)[CHANNELS / 8][4], const Lane& lane, i64 rows, T sign) {
+__device__ __forceinline__ void put_rows(Kept* to, const T (&sum)[CHANNELS / 8][4], const Lane& lane, i64 rows, T sign) {
 #pragma unroll
     for (int i = 0; i < CHANNELS / 2; ++i) {
-        store(to + (16 * lane.warp + lane.row_of(i % 4)) * rows + lane.column_of(i % 4, i / 4), sign * sum[i / 4][i % 4]);
+        put(to + (16 * lane.warp + lane.row_of(i % 4)) * rows + lane.column_of(i % 4, i / 4), sign * sum[i / 4][i % 4]);
     }
 }
 
@@ -143,9 +143,9 @@ __device__ __forceinline__ void outer(const Inputs& x, const T* d_output, const 
                 across += load(S + channel * LINE + c) * load(d_S + channel * LINE + c);
             }
         }
-        put(d_Qb + at, of_q, lane, sizes.rows, 1);
-        if (d_Eb) put(d_Eb + at, of_e, lane, sizes.rows, -1);
-        put(d_Kb + at, of_k, lane, sizes.rows, 1);
+        put_rows(d_Qb + at, of_q, lane, sizes.rows, 1);
+        if (d_Eb) put_rows(d_Eb + at, of_e, lane, sizes.rows, -1);
+        put_rows(d_Kb + at, of_k, lane, sizes.rows, 1);
         sums[share * CHANNELS + channel] = across;
         __syncthreads();
         if (share == 0) {

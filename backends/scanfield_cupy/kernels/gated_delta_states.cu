@@ -57,8 +57,8 @@ struct State {
     __device__ __forceinline__ void keep(Kept* kept, Operand* operand, const Room& room, const Part& part, i64 v0,
                                          const Sizes& sizes) {
         each([&](T& s, int k, int c) {
-            if (k < sizes.K && v0 + c < sizes.V) store(kept + room.state(part, sizes, k, v0 + c), s);
-            if (operand) store(operand + k * LINE + c, s);
+            if (k < sizes.K && v0 + c < sizes.V) put(kept + room.state(part, sizes, k, v0 + c), s);
+            if (operand) put(operand + k * LINE + c, s);
         });
     }
     __device__ __forceinline__ void decays(const T* decay) {
@@ -119,9 +119,9 @@ __device__ __forceinline__ void forward(const Inputs& x, const T* initial, const
                 T up = 0;
                 if (token < part.tokens && v0 + c < sizes.V) {
                     up = updated(x, updates, room, part, sizes, token, v0 + c) - sum[i / 4][i % 4];
-                    if (updates) store(updates + room.token(part, sizes, token, v0 + c), up);
+                    if (updates) put(updates + room.token(part, sizes, token, v0 + c), up);
                 }
-                store(memory.updates + token * LINE + c, up);
+                put(memory.updates + token * LINE + c, up);
             }
             state.decays(between.decay + part.place(sizes) * ROWS);
             multiply_into_state(state, between.Kb + at, memory.updates, memory);
@@ -164,12 +164,12 @@ __device__ __forceinline__ void backward(const T* d_output, const T* d_final, co
                 if (token < part.tokens && v0 + c < sizes.V) {
                     Kept* place = d_updates + room.token(part, sizes, token, v0 + c);
                     d_up = load(place) + sum[i / 4][i % 4];
-                    store(place, d_up);
+                    put(place, d_up);
                     if (d_output) {
                         d_o = d_output[((part.row * sizes.time + part.first + token) * sizes.vheads + part.head) * sizes.V + v0 + c];
                     }
                 }
-                store(memory.updates + token * LINE + c, -d_up), store(memory.d_output + token * LINE + c, d_o);
+                put(memory.updates + token * LINE + c, -d_up), put(memory.d_output + token * LINE + c, d_o);
             }
             carry.decays(between.decay + part.place(sizes) * ROWS);
             if (d_output) multiply_into_state(carry, between.Qb + at, memory.d_output, memory);

@@ -46,6 +46,7 @@ __device__ __forceinline__ void multiply_fused(T (&sum)[TILES][4], const T* a, i
                                                const Left& left_of) {
     enum { COUNT = Line<T>::COUNT };
     const Lane lane;
+#pragma unroll 1  // more at once would only cost registers
     for (int k = 0; k < depth; k += COUNT) {
         T left[2][COUNT];
 #pragma unroll
@@ -92,6 +93,7 @@ __device__ __forceinline__ void multiply_fused(T (&sum)[TILES][4], const T* a, i
 }
 
 // ---- tensor cores -------------------------------------------------------------------------------------------------------
+// Instructions stand in functions of their own, which the emulator of the tests has too, fragment by fragment.
 
 // One product of 16 rows, 8 columns and depth 16; bfloat16 in pairs, the lower index in the lower half of a word.
 __device__ __forceinline__ void mma(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -103,80 +105,148 @@ __device__ __forceinline__ void mma(float (&sum)[4], const unsigned (&a)[4], con
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
+// Four matrices of 8 x 8 from shared memory, lane l naming line l % 8 of matrix l / 8. A lane gets of each line lane / 4,
+// columns 2 (lane % 4) and one more; TURNED: column lane / 4, lines 2 (lane % 4) and one more.
+template <bool TURNED>
+__device__ __forceinline__ void load_matrices(unsigned (&found)[4], const bfloat16* line) {
+#ifdef SCANFIELD_EMULATED
+    emulator::ldmatrix_x4(found, line, TURNED);
+#else
+    unsigned long long at;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(line));
+    if (TURNED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                     : "l"(at)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                     : "l"(at)
+                     : "memory");
+    }
+#endif
+}
+// As `rounded`, in one instruction of the cards that have tensor cores for bfloat16.
+__device__ __forceinline__ bfloat16 narrowed(float x) {
+#ifdef SCANFIELD_EMULATED
+    return rounded(x, bfloat16());
+#else
+    bfloat16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#endif
+}
 
 // A number as two of bfloat16, to 16 bits: bfloat16 has the range of float32, which a state needs and float16 lacks.
 struct Split {
     bfloat16 high, low;
 };
-__device__ __forceinline__ void store(Split* place, float x) {
-    place->high = rounded(x, bfloat16());
-    const float rest = x - widened(place->high);
-    place->low = rounded(is_finite(rest) ? rest : 0.0f, bfloat16());
-}
 __device__ __forceinline__ float load(const Split* place) { return widened(place->high) + widened(place->low); }
 
-__device__ __forceinline__ unsigned joined(unsigned short low, unsigned short high) { return low | unsigned(high) << 16; }
-
-// Two numbers of an operand that follow each other in depth.
-template <bool TURNED>
-__device__ __forceinline__ void take_pair(const bfloat16* x, int step, int row, int depth, bool first, bool second,
-                                          unsigned (&pair)[1]) {
-    if (TURNED) {
-        pair[0] = joined(x[depth * step + row].bits, x[(depth + 1) * step + row].bits);
-    } else {
-        pair[0] = *reinterpret_cast<const unsigned*>(x + row * step + depth);
-    }
-    pair[0] &= (first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u);
-}
-template <bool TURNED>
-__device__ __forceinline__ void take_pair(const Split* x, int step, int row, int depth, bool first, bool second,
-                                          unsigned (&pair)[2]) {
-    Split one, two;
-    if (TURNED) {
-        one = x[depth * step + row], two = x[(depth + 1) * step + row];
-    } else {
-        const Two<Split> both = *reinterpret_cast<const Two<Split>*>(x + row * step + depth);
-        one = both.x[0], two = both.x[1];
-    }
-    const unsigned kept = (first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u);
-    pair[0] = joined(one.high.bits, two.high.bits) & kept, pair[1] = joined(one.low.bits, two.low.bits) & kept;
+// How a number becomes an operand.
+__device__ __forceinline__ void put(float* place, float x) { *place = x; }
+__device__ __forceinline__ void put(double* place, double x) { *place = x; }
+__device__ __forceinline__ void put(bfloat16* place, float x) { *place = narrowed(x); }
+__device__ __forceinline__ void put(Split* place, float x) {
+    place->high = narrowed(x);
+    const float rest = x - widened(place->high);
+    place->low = narrowed(is_finite(rest) ? rest : 0.0f);
 }
 
+__device__ __forceinline__ unsigned joined(bfloat16 low, bfloat16 high) { return low.bits | unsigned(high.bits) << 16; }
+
+// The fragments of an operand in each of its PIECES: 16 rows by 16 of depth on the left, 16 columns on the right.
 template <class Operand>
-struct Pieces {
-    enum { COUNT = 1 };
+struct Fragments;
+template <>
+struct Fragments<bfloat16> {
+    enum { PIECES = 1 };
+    template <bool TURNED>
+    static __device__ __forceinline__ void left(unsigned (&found)[1][4], const bfloat16* a, int step, int k) {
+        const int line = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+        if (TURNED) {
+            load_matrices<true>(found[0], a + (k + matrix / 2 * 8 + line) * step + matrix % 2 * 8);
+        } else {
+            load_matrices<false>(found[0], a + (matrix % 2 * 8 + line) * step + k + matrix / 2 * 8);
+        }
+    }
+    template <bool TURNED>
+    static __device__ __forceinline__ void right(unsigned (&found)[1][2][2], const bfloat16* b, int step, int k) {
+        const int line = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+        unsigned four[4];
+        if (TURNED) {
+            load_matrices<true>(four, b + (k + matrix % 2 * 8 + line) * step + matrix / 2 * 8);
+        } else {
+            load_matrices<false>(four, b + (matrix / 2 * 8 + line) * step + k + matrix % 2 * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) found[0][i / 2][i % 2] = four[i];
+    }
 };
 template <>
-struct Pieces<Split> {
-    enum { COUNT = 2 };
+struct Fragments<Split> {
+    enum { PIECES = 2 };
+    // Two numbers that follow each other in depth.
+    template <bool TURNED>
+    static __device__ __forceinline__ void pair(unsigned& high, unsigned& low, const Split* x, int step, int row, int k) {
+        Split one, two;
+        if (TURNED) {
+            one = x[k * step + row], two = x[(k + 1) * step + row];
+        } else {
+            const Two<Split> both = *reinterpret_cast<const Two<Split>*>(x + row * step + k);
+            one = both.x[0], two = both.x[1];
+        }
+        high = joined(one.high, two.high), low = joined(one.low, two.low);
+    }
+    template <bool TURNED>
+    static __device__ __forceinline__ void left(unsigned (&found)[2][4], const Split* a, int step, int k) {
+        const Lane lane;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pair<TURNED>(found[0][i], found[1][i], a, step, lane.row + i % 2 * 8, k + lane.column + i / 2 * 8);
+        }
+    }
+    template <bool TURNED>
+    static __device__ __forceinline__ void right(unsigned (&found)[2][2][2], const Split* b, int step, int k) {
+        const Lane lane;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pair<TURNED>(found[0][i / 2][i % 2], found[1][i / 2][i % 2], b, step, i / 2 * 8 + lane.row,
+                         k + lane.column + i % 2 * 8);
+        }
+    }
 };
 
 template <bool TURNED_A, bool TURNED_B, class Operand, int TILES, class Left>
 __device__ __forceinline__ void multiply_tensor(float (&sum)[TILES][4], const Operand* a, int step_a, const Operand* b,
                                                 int step_b, int depth, const Left& left_of) {
-    enum { PIECES = Pieces<Operand>::COUNT };
+    typedef Fragments<Operand> Of;
+    enum { PIECES = Of::PIECES };
     const Lane lane;
+#pragma unroll 1
     for (int k = 0; k < depth; k += 16) {
-        unsigned left[PIECES][4], pair[PIECES];
+        unsigned left[PIECES][4];
+        Of::template left<TURNED_A>(left, a, step_a, k);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int row = lane.row + i % 2 * 8, at = k + lane.column + i / 2 * 8;
-            take_pair<TURNED_A>(a, step_a, row, at, left_of(row, at), left_of(row, at + 1), pair);
+            const unsigned kept = (left_of(row, at) ? 0xffffu : 0u) | (left_of(row, at + 1) ? 0xffff0000u : 0u);
 #pragma unroll
-            for (int p = 0; p < PIECES; ++p) left[p][i] = pair[p];
+            for (int p = 0; p < PIECES; ++p) left[p][i] &= kept;
         }
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            unsigned right[PIECES][2];
+        for (int tile = 0; tile < TILES; tile += 2) {
+            unsigned right[PIECES][2][2];
+            Of::template right<TURNED_B>(right, b + tile * 8 * (TURNED_B ? 1 : step_b), step_b, k);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                take_pair<TURNED_B>(b, step_b, tile * 8 + lane.row, k + lane.column + i * 8, true, true, pair);
-#pragma unroll
-                for (int p = 0; p < PIECES; ++p) right[p][i] = pair[p];
+            for (int n = 0; n < 2; ++n) {
+                // The small ones first; the product of two low pieces is below the last bit.
+                if (PIECES == 2) {
+                    mma(sum[tile + n], left[PIECES - 1], right[0][n]), mma(sum[tile + n], left[0], right[PIECES - 1][n]);
+                }
+                mma(sum[tile + n], left[0], right[0][n]);
             }
-            // The small ones first; the product of two low pieces is below the last bit.
-            if (PIECES == 2) mma(sum[tile], left[PIECES - 1], right[0]), mma(sum[tile], left[0], right[PIECES - 1]);
-            mma(sum[tile], left[0], right[0]);
         }
     }
 }
