@@ -36,6 +36,7 @@ enum {
     THREADS = 128,
     PAD = 16 / sizeof(Operand),  // behind each line of an operand: the lanes of a warp then read from different banks
     STEP = CHUNK + PAD,
+    IN_FLIGHT = sizeof(T) == 8 ? 1 : 4,  // loads that a thread starts before it waits; registers of doubles are scarce
 };
 
 template <class X>
@@ -141,7 +142,7 @@ __device__ __forceinline__ void put_line(Operand* to, const Line<Kept>& line) {
 template <int WIDTH>
 __device__ __forceinline__ void bring(Operand* to, int step, const Kept* from, i64 from_step, int lines) {
     enum { COUNT = Line<Kept>::COUNT, IN_LINE = WIDTH / COUNT };
-#pragma unroll 4
+#pragma unroll IN_FLIGHT
     for (int i = threadIdx.x; i < lines * IN_LINE; i += THREADS) {
         const int line = i / IN_LINE, at = i % IN_LINE * COUNT;
         put_line(to + line * step + at, *reinterpret_cast<const Line<Kept>*>(from + line * from_step + at));
@@ -150,6 +151,7 @@ __device__ __forceinline__ void bring(Operand* to, int step, const Kept* from, i
 // Columns v0 to v0 + WIDTH of the chunk's tokens, of what `of(token, v)` says; zeros beyond the chunk and beyond V.
 template <int WIDTH, class Of>
 __device__ __forceinline__ void bring_tokens(Operand* to, int step, const Part& part, i64 v0, i64 V, const Of& of) {
+#pragma unroll IN_FLIGHT
     for (int i = threadIdx.x; i < CHUNK * WIDTH; i += THREADS) {
         const int token = i / WIDTH;
         const i64 v = v0 + i % WIDTH;
@@ -160,6 +162,7 @@ __device__ __forceinline__ void bring_tokens(Operand* to, int step, const Part& 
 template <int WIDTH>
 __device__ __forceinline__ void bring_state(Operand* to, int step, const Kept* states, const Room& room, const Part& part,
                                             const Sizes& sizes, i64 k0, int rows, i64 v0) {
+#pragma unroll IN_FLIGHT
     for (int i = threadIdx.x; i < rows * WIDTH; i += THREADS) {
         const i64 k = k0 + i / WIDTH, v = v0 + i % WIDTH;
         const bool there = k < sizes.K && v < sizes.V;

@@ -8,7 +8,13 @@
 
 #include "gated_delta_chunk.cuh"
 
-enum { CHANNELS = 16, LINE = CHANNELS + PAD, RUN = Channels<CHANNELS>::RUN, RUNS = Channels<CHANNELS>::RUNS };
+enum {
+    CHANNELS = 16,
+    LINE = CHANNELS + PAD,
+    RUN = Channels<CHANNELS>::RUN,
+    RUNS = Channels<CHANNELS>::RUNS,
+    BLOCKS = sizeof(T) == 8 || TENSOR ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+};
 
 typedef Channels<CHANNELS> Own;
 
@@ -108,29 +114,28 @@ __device__ __forceinline__ void add_level(Levels& d, const Own& channels, const 
     __syncthreads();
     const T* own_one = d.one + channels.first * CHANNELS + channels.channel;
     const T* own_two = d.two + channels.first * CHANNELS + channels.channel;
-    T first[RUN], second[RUN];  // what the gates' gradient sums in first and in second halves
+    T terms[RUN];  // of the gates' gradient
     channels.walk<SPAN>(
         [&](int i, T factor) {
             const T x = own_one[i * CHANNELS] * factor;
-            d.k[i] += x, first[i] = channels.k[i] * x;
+            d.k[i] += x, terms[i] = channels.k[i] * x;
         },
         [&](int i, T factor) {
             const T x = own_two[i * CHANNELS] * factor, y = own_one[i * CHANNELS] * factor;
-            d.q[i] += x, d.e[i] += y, second[i] = channels.q[i] * x + channels.e[i] * y;
+            d.q[i] += x, d.e[i] += y, terms[i] = channels.q[i] * x + channels.e[i] * y;
         });
-    const auto of_first = [&](int i) { return first[i]; };
-    const auto of_second = [&](int i) { return second[i]; };
+    const auto term = [&](int i) { return terms[i]; };
     if constexpr (SPAN < RUN) {
 #pragma unroll
         for (int base = 0; base < RUN; base += 2 * SPAN) {
-            d.sum_from_start<SPAN>(base, of_first), d.sum_from_end<SPAN>(base + SPAN, of_second);
+            d.sum_from_start<SPAN>(base, term), d.sum_from_end<SPAN>(base + SPAN, term);
         }
     } else {
         T later = 0, earlier = 0;
         if (channels.first / SPAN % 2) {
-            later = d.sum_from_end<RUN>(0, of_second);
+            later = d.sum_from_end<RUN>(0, term);
         } else {
-            earlier = d.sum_from_start<RUN>(0, of_first);
+            earlier = d.sum_from_start<RUN>(0, term);
         }
         if constexpr (SPAN > RUN) d.exchange<SPAN>(channels, later, earlier);
     }
@@ -209,7 +214,7 @@ __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_gradients(INPUTS, const i64* bounds, SIZES, const Kept* d_Qb, const Kept* d_Eb, const Kept* d_Kb, const T* across,
                     const Kept* d_P, const Kept* d_L, T* d_query, T* d_key, T* d_decay, T* d_erase) {
     gradients(AS_INPUTS, bounds, AS_SIZES, d_Qb, d_Eb, d_Kb, across, d_P, d_L, Gradients{d_query, d_key, d_decay, d_erase});

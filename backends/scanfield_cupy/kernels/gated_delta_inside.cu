@@ -12,6 +12,7 @@ enum {
     CHANNELS = sizeof(T) == 8 ? 16 : 32,
     LINE = CHANNELS + PAD,
     MATRIX_STEP = CHUNK + 16 / sizeof(T),
+    BLOCKS = sizeof(T) == 8 || TENSOR ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
 };
 
 // What goes out. For a launch's chunks and heads: (CHUNK, rows), (CHUNK, CHUNK) and (rows).
@@ -255,7 +256,7 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_inside(INPUTS, const T* d_output, const i64* bounds, SIZES, Kept* W, Kept* Kb, Kept* Qb, Kept* matrix, T* decays,
                  Kept* updates) {
     inside(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, Made{W, Kb, Qb, matrix, decays, updates});

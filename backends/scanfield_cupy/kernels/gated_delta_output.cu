@@ -3,7 +3,11 @@
 
 #include "gated_delta_chunk.cuh"
 
-enum { COLUMNS = sizeof(T) == 8 ? 32 : 64, LINE = COLUMNS + PAD };
+enum {
+    COLUMNS = sizeof(T) == 8 ? 32 : 64,
+    LINE = COLUMNS + PAD,
+    BLOCKS = sizeof(T) == 8 ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+};
 
 __device__ __forceinline__ void output_of(const Inputs& x, const i64* bounds, const Sizes& sizes, const Room& room,
                                           const Kept* Qb, const Kept* P, const Kept* updates, const Kept* starts, KEYS* output) {
@@ -44,7 +48,7 @@ __device__ __forceinline__ void output_of(const Inputs& x, const i64* bounds, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_output(INPUTS, const i64* bounds, SIZES, const Kept* Qb, const Kept* P, const Kept* updates, const Kept* starts,
                  KEYS* output) {
     output_of(AS_INPUTS, bounds, AS_SIZES, AS_ROOM, Qb, P, updates, starts, output);

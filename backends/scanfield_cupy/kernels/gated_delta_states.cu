@@ -14,6 +14,7 @@ enum {
     LINE = COLUMNS + PAD,
     TILES = ROWS / CHUNK,
     WIDTH = COLUMNS / 8,
+    BLOCKS = sizeof(T) == 8 ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
 };
 
 struct Memory {
@@ -130,7 +131,7 @@ __device__ __forceinline__ void forward(const Inputs& x, const T* initial, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_states(INPUTS, const T* initial, const i64* bounds, SIZES, const Kept* W, const Kept* Kb, const T* decays,
                  Kept* updates, Kept* starts, T* final) {
     forward(AS_INPUTS, initial, bounds, AS_SIZES, AS_ROOM, Between{W, Kb, nullptr, decays}, updates, starts, final);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void backward(const T* d_output, const T* d_final, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_states_back(const T* d_output, const T* d_final, const i64* bounds, SIZES, const Kept* W, const Kept* Kb,
                       const Kept* Qb, const T* decays, Kept* d_updates, Kept* d_ends, T* d_state) {
     backward(d_output, d_final, bounds, AS_SIZES, AS_ROOM, Between{W, Kb, Qb, decays}, d_updates, d_ends, d_state);

@@ -112,17 +112,17 @@ __device__ __forceinline__ void load_matrices(unsigned (&found)[4], const bfloat
 #ifdef SCANFIELD_EMULATED
     emulator::ldmatrix_x4(found, line, TURNED);
 #else
-    unsigned long long at;
-    asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(line));
+    unsigned at;
+    asm("{ .reg .u64 x; cvta.to.shared.u64 x, %1; cvt.u32.u64 %0, x; }" : "=r"(at) : "l"(line));
     if (TURNED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
-                     : "l"(at)
+                     : "r"(at)
                      : "memory");
     } else {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
-                     : "l"(at)
+                     : "r"(at)
                      : "memory");
     }
 #endif
