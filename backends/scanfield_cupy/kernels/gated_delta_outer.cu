@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     Kept* d_P, Kept* d_L, T* d_value, T* d_write) {
     triangles(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, J, updates, d_updates, d_P, d_L, d_value, d_write);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     delta_outer(INPUTS, const T* d_output, const i64* bounds, SIZES, const Kept* d_y, const Kept* updates, const Kept* starts,
                 const Kept* d_ends, Kept* d_Qb, Kept* d_Eb, Kept* d_Kb, T* decays) {
     outer(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, d_y, updates, starts, d_ends, d_Qb, d_Eb, d_Kb, decays);
