@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                 everything, in less than 8 minutes
     python benchmarks/gpu.py --check         build and check, no times
     python benchmarks/gpu.py --budget 120    stop timing after so many seconds
+    python benchmarks/gpu.py --paper         no card: what the gated delta rule in chunks moves and multiplies
 
 Beside each time stand the floors of the case on this card: its bytes at the measured rate of a copy, its exponentials
 and its multiply-adds at the measured rates of loops of nothing else. The gated delta rule is timed by each of its forms;
@@ -100,7 +101,9 @@ def _none(s: dict[str, int]) -> float:
     return 0.0
 
 
-def chunk_kernels(s: dict[str, int], *, kept: int, stored: int = 2, keys: int = 2) -> dict[str, tuple[int, int]]:
+def chunk_kernels(
+    s: dict[str, int], *, kept: int, stored: int = 2, keys: int = 2
+) -> dict[str, tuple[int, int]]:
     """Of each forward kernel of the gated delta rule in chunks: bytes, each array once; multiplications of its products.
 
     ``kept``, ``stored`` and ``keys`` are the bytes of a number that kernels leave to each other, of a value, of a key. For
@@ -170,7 +173,9 @@ def cases() -> list[Case]:
     ):
         size = dict(zip(("B", "T", "H", "VH"), shape, strict=True)) | {"D": 128, "wide": wide}
         small = {"B": 1, "T": 150, "H": 1, "VH": 2, "D": 128, "wide": wide}
-        made.append(Case(name, op, delta, size, small, "bfloat16", unit, _gates, lambda s: 4 * _products(s), FORMS))
+        made.append(
+            Case(name, op, delta, size, small, "bfloat16", unit, _gates, lambda s: 4 * _products(s), FORMS)
+        )
     for name, size in (
         ("wide", {"B": 8, "T": 4096, "W": 4096}),
         ("one series", {"B": 1, "T": 2**26, "W": 1}),
@@ -183,6 +188,27 @@ def cases() -> list[Case]:
         }
         made.append(Case(name, "linear_scan", linear, size, small, "float32", {}, _none, _none))
     return made
+
+
+# An H200 by its data sheet: bytes a second, bfloat16 operations a second without sparsity.
+PAPER = {"copy": 4.8e12, "matmul": 989e12}
+
+
+def on_paper() -> None:
+    """Bytes and products of each forward kernel in chunks on tensor cores, with keys that need no normalising."""
+    print("| case | kernel | MB | products, GFLOP | ms by bytes | ms by products |")
+    print("|---|---|---|---|---|---|")
+    for case in cases():
+        if case.methods != FORMS or case.size["B"] > 1:
+            continue
+        parts = chunk_kernels(case.size, kept=2)
+        parts["all"] = tuple(map(sum, zip(*parts.values(), strict=True)))
+        for name, (moved, products) in parts.items():
+            times = moved / PAPER["copy"], 2 * products / PAPER["matmul"]
+            print(
+                f"| {case.op}, {case.name} | {name} | {moved / 1e6:.0f} | {2 * products / 1e9:.0f} | "
+                f"{1e3 * times[0]:.2f} | {1e3 * times[1]:.2f} |"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -352,10 +378,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="build and check, no times")
     parser.add_argument(
+        "--paper", action="store_true", help="bytes and products of the chunk kernels, without a card"
+    )
+    parser.add_argument(
         "--budget", type=float, default=400.0, help="seconds after which no further case is timed"
     )
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
+    if chosen.paper:
+        on_paper()
+        return 0
     try:
         cupy = importlib.import_module("cupy")
     except ImportError:

@@ -284,7 +284,9 @@ def shared_channels(gradient: Array | None, gate: Array | None) -> Array | None:
     return gradient.sum(axis=3, keepdims=True)
 
 
-def no_gradients(call: Call, asked: list[bool], number: Any, d_final_state: Array | None) -> list[Array | None]:
+def no_gradients(
+    call: Call, asked: list[bool], number: Any, d_final_state: Array | None
+) -> list[Array | None]:
     """The gradients of a call without elements."""
     grads = [
         cupy.zeros(x.shape, number) if ask and i != 7 else None

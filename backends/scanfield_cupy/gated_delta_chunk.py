@@ -206,7 +206,7 @@ class _Plan(NamedTuple):
         each = _CHUNK * (3 * self.state_rows + (3 if backward else 1) * _CHUNK)
         if backward or not keep:
             each += _CHUNK * self.V + self.K * self.V
-        size = dtype(self.kept).itemsize
+        size = int(dtype(self.kept).itemsize)
         return max(1, min(self.vheads, _WORK_BYTES // max(1, self.slots * each * size)))
 
     def sizes(self, head: int, heads: int, room: tuple[int, int]) -> tuple[int, ...]:
@@ -283,7 +283,9 @@ def _shared(kernel: str, plan: _Plan) -> int:
     return number * channels + 2 * tile(_CHUNK, _CHUNK)
 
 
-def _run(plan: _Plan, kernel: str, blocks: tuple[int, int], arguments: tuple[Any, ...], *, backward: bool = False) -> None:
+def _run(
+    plan: _Plan, kernel: str, blocks: tuple[int, int], arguments: tuple[Any, ...], *, backward: bool = False
+) -> None:
     file = _FILES[kernel]
     defined = {
         "STORED": STORED[plan.stored],

@@ -111,10 +111,13 @@ def _chunk_cases() -> list[Case]:
         ("float16", "float16", 2),
     ):
         kinds = {"STORED": stored, "KEYS": keys, "DECAY": keys, "TENSOR": str(tensor)}
+        every_size = stored in ("float", "double") or (keys, tensor) == ("bfloat16", 1)
         for back in ("0", "1"):
             made.append(case("gated_delta_inside.cu", BACKWARD=back, **kinds))
-            for rows in ("128",) if tensor == 0 and stored == "bfloat16" else ("64", "128", "256"):
-                made.append(case("gated_delta_states.cu", BACKWARD=back, ROWS=rows, **kinds))
+            made += [
+                case("gated_delta_states.cu", BACKWARD=back, ROWS=rows, **kinds)
+                for rows in (("64", "128", "256") if every_size else ("128",))
+            ]
         made += [case(f"gated_delta_{step}.cu", **kinds) for step in ("output", "outer", "gradients")]
     return made
 

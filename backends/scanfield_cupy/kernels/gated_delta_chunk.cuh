@@ -74,8 +74,8 @@ struct Part {
             index = 0;
             while (above - index > 1) {
                 const i64 middle = (index + above) / 2;
-                const bool starts_later = saved_at(bounds, sequence_at(bounds, middle, sizes.time), middle, sizes.time, CHUNK) > slot;
-                if (starts_later) {
+                const Sequence sequence = sequence_at(bounds, middle, sizes.time);
+                if (saved_at(bounds, sequence, middle, sizes.time, CHUNK) > slot) {
                     above = middle;
                 } else {
                     index = middle;
@@ -128,6 +128,17 @@ __device__ __forceinline__ T updated(const Inputs& x, const Kept* updates, const
     return y;
 }
 
+// The gradient of the output; nothing where none came.
+struct Cotangent {
+    const T* d_output;
+    const Part& part;
+    const Sizes& sizes;
+    __device__ __forceinline__ T operator()(int token, i64 v) const {
+        if (!d_output) return 0;
+        return d_output[((part.row * sizes.time + part.first + token) * sizes.vheads + part.head) * sizes.V + v];
+    }
+};
+
 // ---- operands into shared memory ----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void put_line(Operand* to, const Line<Kept>& line) {
@@ -170,10 +181,10 @@ __device__ __forceinline__ void bring_state(Operand* to, int step, const Kept* s
     }
 }
 
-// ---- channels ---------------------------------------------------------------------------------------------------------------
+// ---- channels -----------------------------------------------------------------------------------------------------------
 
-// CHANNELS channels of a chunk. A thread has one of them for RUN tokens in a row, in registers: loops over a run are unrolled,
-// and spans are known to the compiler.
+// CHANNELS channels of a chunk. A thread has one of them for RUN tokens in a row, in registers: loops over a run are
+// unrolled, and spans are known to the compiler.
 template <int CHANNELS>
 struct Channels {
     enum { RUN = CHUNK * CHANNELS / THREADS, RUNS = CHUNK / RUN };
@@ -278,7 +289,7 @@ struct Channels {
     }
 };
 
-// ---- arguments ----------------------------------------------------------------------------------------------------------------
+// ---- arguments ----------------------------------------------------------------------------------------------------------
 
 #define GIVEN(type, x) const type *x, i64 x##_row, i64 x##_time, i64 x##_head, i64 x##_channel
 #define INPUTS                                                                                                         \

@@ -68,8 +68,9 @@ struct Levels {
 };
 
 // dM k for the second halves (`two` of P, `one` of L), dM^T x for the first (`one`), of a warp's 16 rows.
-__device__ __forceinline__ void level_products(T (&one)[2][4], T (&two)[2][4], int span, const Operand* d_P, const Operand* d_L,
-                                               const Operand* right_one, const Operand* right_two, bool erases) {
+__device__ __forceinline__ void level_products(T (&one)[2][4], T (&two)[2][4], int span, const Operand* d_P,
+                                               const Operand* d_L, const Operand* right_one, const Operand* right_two,
+                                               bool erases) {
     const int row = 16 * (threadIdx.x / 32);
     clear(one), clear(two);
     if (span >= 16) {
@@ -97,8 +98,8 @@ __device__ __forceinline__ void level_products(T (&one)[2][4], T (&two)[2][4], i
 
 // One level, of halves of SPAN tokens.
 template <int SPAN>
-__device__ __forceinline__ void add_level(Levels& d, const Own& channels, const Operand* d_P, const Operand* d_L, Operand* one,
-                                          Operand* two, bool erases) {
+__device__ __forceinline__ void add_level(Levels& d, const Own& channels, const Operand* d_P, const Operand* d_L,
+                                          Operand* one, Operand* two, bool erases) {
     const Lane lane;
     __syncthreads();
     channels.put_halves<SPAN>(one, two);

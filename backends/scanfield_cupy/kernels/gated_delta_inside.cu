@@ -117,7 +117,9 @@ struct Blocks {
         const Lane lane;
         const int own = channels.first * LINE + channels.channel, here = 16 * lane.warp * LINE;
 #pragma unroll
-        for (int i = 0; i < channels.RUN; ++i) put(one + own + i * LINE, channels.k[i]), put(two + own + i * LINE, channels.q[i]);
+        for (int i = 0; i < channels.RUN; ++i) {
+            put(one + own + i * LINE, channels.k[i]), put(two + own + i * LINE, channels.q[i]);
+        }
         __syncthreads();
         T all_P[2][4];
         clear(all_P);
@@ -130,7 +132,8 @@ struct Blocks {
 };
 
 // Columns of J y or P^T dO, or of J Eb in its own place.
-__device__ __forceinline__ void multiply_left(T (&sum)[CHANNELS / 8][4], const Operand* left, const Operand* right, bool turned) {
+__device__ __forceinline__ void multiply_left(T (&sum)[CHANNELS / 8][4], const Operand* left, const Operand* right,
+                                              bool turned) {
     const int row = 16 * (threadIdx.x / 32);
     clear(sum);
     if (turned) {
@@ -220,7 +223,8 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int r = lane.row_of(i % 4), s = lane.column_of(i % 4, i / 4);
-            const T of_far = blocks.far_P[i / 4][i % 4], of_next = blocks.next[i / 4][i % 4], of_here = blocks.P[i / 4][i % 4];
+            const T of_far = blocks.far_P[i / 4][i % 4], of_next = blocks.next[i / 4][i % 4];
+            const T of_here = blocks.P[i / 4][i % 4];
 #if BACKWARD
             put(left + (below + r) * STEP + above + s, of_far);
             if (warp >= 2) put(left + (next_to + 16 + r) * STEP + next_to + s, of_next);
@@ -234,13 +238,13 @@ __device__ __forceinline__ void inside(const Inputs& x, const T* d_output, const
         if (!made.updates) continue;
         for (i64 v0 = 0; v0 < sizes.V; v0 += CHANNELS) {
             __syncthreads();
-            bring_tokens<CHANNELS>(one, LINE, part, v0, sizes.V, [&](int token, i64 v) {
 #if BACKWARD
-                return d_output ? d_output[((part.row * sizes.time + part.first + token) * sizes.vheads + part.head) * sizes.V + v] : T(0);
+            bring_tokens<CHANNELS>(one, LINE, part, v0, sizes.V, Cotangent{d_output, part, sizes});
 #else
+            bring_tokens<CHANNELS>(one, LINE, part, v0, sizes.V, [&](int token, i64 v) {
                 return updated(x, nullptr, room, part, sizes, token, v);
-#endif
             });
+#endif
             __syncthreads();
             T sum[CHANNELS / 8][4];
             multiply_left(sum, left, one, BACKWARD);

@@ -12,18 +12,8 @@ enum {
     COLUMNS = sizeof(T) == 8 ? 16 : 32,
     LINE = COLUMNS + PAD,
     CHANNELS = sizeof(T) == 8 ? 32 : 64,
-    BLOCKS = sizeof(T) == 8 ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+    BLOCKS = 2,  // that a multiprocessor is to hold at once: as many as registers allow
     SHARED_BY = THREADS / CHANNELS,  // threads that sum a row of S dS
-};
-
-struct Cotangent {
-    const T* d_output;
-    const Part& part;
-    const Sizes& sizes;
-    __device__ __forceinline__ T operator()(int token, i64 v) const {
-        if (!d_output) return 0;
-        return d_output[((part.row * sizes.time + part.first + token) * sizes.vheads + part.head) * sizes.V + v];
-    }
 };
 
 __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, const i64* bounds, const Sizes& sizes,
@@ -161,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     Kept* d_P, Kept* d_L, T* d_value, T* d_write) {
     triangles(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, J, updates, d_updates, d_P, d_L, d_value, d_write);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_outer(INPUTS, const T* d_output, const i64* bounds, SIZES, const Kept* d_y, const Kept* updates, const Kept* starts,
                 const Kept* d_ends, Kept* d_Qb, Kept* d_Eb, Kept* d_Kb, T* decays) {
     outer(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, d_y, updates, starts, d_ends, d_Qb, d_Eb, d_Kb, decays);

@@ -10,7 +10,8 @@ enum {
 };
 
 __device__ __forceinline__ void output_of(const Inputs& x, const i64* bounds, const Sizes& sizes, const Room& room,
-                                          const Kept* Qb, const Kept* P, const Kept* updates, const Kept* starts, KEYS* output) {
+                                          const Kept* Qb, const Kept* P, const Kept* updates, const Kept* starts,
+                                          KEYS* output) {
     SHARED_MEMORY(memory);
     Operand* left = reinterpret_cast<Operand*>(memory);  // (CHUNK, CHUNK)
     Operand* right = left + CHUNK * STEP;                // (CHUNK, COLUMNS)

@@ -14,7 +14,7 @@ enum {
     LINE = COLUMNS + PAD,
     TILES = ROWS / CHUNK,
     WIDTH = COLUMNS / 8,
-    BLOCKS = sizeof(T) == 8 ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
+    BLOCKS = sizeof(T) == 8 || ROWS == 256 ? 2 : 3,  // that a multiprocessor is to hold at once: as many as registers allow
 };
 
 struct Memory {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void multiply_state(T (&sum)[WIDTH][4], const Kept* m
         __syncthreads();
         bring<CHUNK>(memory.stage, STEP, m + tile * CHUNK, ROWS, CHUNK);
         __syncthreads();
-        multiply<false, true>(sum, memory.stage + 16 * (threadIdx.x / 32) * STEP, STEP, memory.state + tile * CHUNK * LINE, LINE,
-                              CHUNK);
+        multiply<false, true>(sum, memory.stage + 16 * (threadIdx.x / 32) * STEP, STEP,
+                              memory.state + tile * CHUNK * LINE, LINE, CHUNK);
     }
 }
 // state += m^T x, for a matrix (CHUNK, ROWS) and x (CHUNK, COLUMNS).
@@ -138,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 #else
 __device__ __forceinline__ void backward(const T* d_output, const T* d_final, const i64* bounds, const Sizes& sizes,
-                                         const Room& room, const Between& between, Kept* d_updates, Kept* d_ends, T* d_state) {
+                                         const Room& room, const Between& between, Kept* d_updates, Kept* d_ends,
+                                         T* d_state) {
     SHARED_MEMORY(bytes);
     const Memory memory(bytes);
     const Lane lane;
@@ -166,9 +167,7 @@ __device__ __forceinline__ void backward(const T* d_output, const T* d_final, co
                     Kept* place = d_updates + room.token(part, sizes, token, v0 + c);
                     d_up = load(place) + sum[i / 4][i % 4];
                     put(place, d_up);
-                    if (d_output) {
-                        d_o = d_output[((part.row * sizes.time + part.first + token) * sizes.vheads + part.head) * sizes.V + v0 + c];
-                    }
+                    d_o = Cotangent{d_output, part, sizes}(token, v0 + c);
                 }
                 put(memory.updates + token * LINE + c, -d_up), put(memory.d_output + token * LINE + c, d_o);
             }
