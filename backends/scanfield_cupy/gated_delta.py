@@ -162,6 +162,12 @@ class GatedDelta:
             return self.forward(call._replace(arrays=arrays))[1], state
 
 
+def blocks(call: Call) -> int:
+    """Blocks that walk side by side forward."""
+    plan = _plan(call)
+    return plan.column_blocks * plan.vheads * plan.sequences
+
+
 class _Plan(NamedTuple):
     """How a call runs."""
 

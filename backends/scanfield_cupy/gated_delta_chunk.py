@@ -8,7 +8,7 @@ import cupy
 
 from scanfield.arrays import HALF, dtype_name
 from scanfield.dispatch import Call, Grads, Verb
-from scanfield_cupy.gated_delta import GatedDelta, no_gradients, shared_channels, shared_heads
+from scanfield_cupy.gated_delta import GatedDelta, blocks, no_gradients, shared_channels, shared_heads
 from scanfield_cupy.layout import (
     Array,
     as_dtype,
@@ -16,6 +16,7 @@ from scanfield_cupy.layout import (
     common_dtype,
     contiguous,
     dtype,
+    multiprocessors,
     saved_states,
     sequences_of,
     shared_memory,
@@ -27,9 +28,10 @@ _RECURRENT = GatedDelta()
 _NAMES = ("query", "key", "value", "log_decay", "erase", "write")
 # As the kernels have them: tokens of a chunk, threads of a block.
 _CHUNK, _THREADS = 64, 128
-# Chunks are chosen for sequences of so many tokens in the mean, and keys of so many channels: below that, a padded tile
-# costs more than the steps it saves. By arithmetic (docs/cuda.md); benchmarks/gpu.py times both sides.
-LONG, NARROW = 512, 32
+# Chunks are chosen for sequences of so many tokens in the mean, for keys of so many channels (less would be padding), and
+# where fewer blocks than so many for each multiprocessor would walk token by token: a full card walks with fewer
+# operations. By arithmetic (docs/cuda.md); benchmarks/gpu.py times both sides.
+LONG, NARROW, FULL = 512, 32, 2
 # What kernels leave to each other takes no more memory than this: heads run in turns.
 _WORK_BYTES = 2**31
 
@@ -121,9 +123,9 @@ class GatedDeltaByLength(GatedDelta):
         query, bounds = call.arrays[0], call.arrays[7]
         batch, time, _, K = query.shape
         tokens = batch * time // max(1, sequences_of(bounds, batch))
-        if tokens < LONG or K < NARROW or self._chunk.declines(call, "save") is not None:
+        if tokens < LONG or K < NARROW or blocks(call) >= FULL * multiprocessors(query.device.id):
             return _RECURRENT
-        return self._chunk
+        return _RECURRENT if self._chunk.declines(call, "save") is not None else self._chunk
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """What the kernels that are chosen do not take."""
@@ -134,7 +136,7 @@ class GatedDeltaByLength(GatedDelta):
         """Which kernels are chosen; what is copied before they run."""
         chosen = self._choose(call)
         name = "chunk" if chosen is self._chunk else "recurrent"
-        return (f"cupy.rawkernel runs as cupy.rawkernel.{name}, by length and K", *chosen.notes(call))
+        return (f"cupy.rawkernel runs as cupy.rawkernel.{name}, by the shapes", *chosen.notes(call))
 
     def forward(self, call: Call) -> tuple[Array, Array]:
         """Output and final state."""
@@ -284,7 +286,7 @@ def _shared(kernel: str, plan: _Plan) -> int:
 
 
 def _run(
-    plan: _Plan, kernel: str, blocks: tuple[int, int], arguments: tuple[Any, ...], *, backward: bool = False
+    plan: _Plan, kernel: str, asked: tuple[int, int], arguments: tuple[Any, ...], *, backward: bool = False
 ) -> None:
     file = _FILES[kernel]
     defined = {
@@ -297,7 +299,7 @@ def _run(
         defined["BACKWARD"] = str(int(backward))
     if file == "gated_delta_states.cu":
         defined["ROWS"] = str(plan.state_rows)
-    grid = (min(blocks[0], MOST_BLOCKS), min(blocks[1], MOST_ROWS), 1)
+    grid = (min(asked[0], MOST_BLOCKS), min(asked[1], MOST_ROWS), 1)
     launch(file, defined, kernel, grid, arguments, _shared(kernel, plan), _THREADS)
 
 

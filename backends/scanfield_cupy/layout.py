@@ -87,6 +87,12 @@ def shared_memory(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
+@cache
+def multiprocessors(device: int) -> int:
+    """Of a device."""
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
 @lru_cache(16)  # the layers of a model ask for the same pack one after the other
 def _uploaded(device: int, bounds: tuple[int, ...]) -> Array:
     made = cupy.asarray(numpy.asarray(bounds, numpy.int64))

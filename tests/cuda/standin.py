@@ -41,7 +41,7 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
+        return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST, "MultiProcessorCount": 132}
 
     compute_capability = "90"
 

@@ -253,6 +253,8 @@ def test_the_form_is_chosen_by_length_and_what_cannot_run_says_why(card, monkeyp
         2 * long, 32, cu_seqlens=[0, 100, 2 * long - 7, 2 * long]
     )
     assert "growth" in told(long, 32)
+    many = {name: card.cupy.broadcast_to(x, (300, long, 1, 32)) for name, x in small(32, "float32").items()}
+    assert "runs as cupy.rawkernel.recurrent" in str(scanfield.explain(scanfield.gdn2, **many))
     with pytest.raises(
         scanfield.BackendError, match="value is float32, tensor cores multiply float16 and bfloat16"
     ):
