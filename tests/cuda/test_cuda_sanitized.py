@@ -24,7 +24,7 @@ from examples import examples
 op, method, dtype = sys.argv[1:4]
 with standin.installed() as cupy:
     # Off the sizes of tiles and blocks, packed, with every option; real numbers and complex ones.
-    for example in examples(op)[:: 1 if method == "cupy.rawkernel" else 4]:
+    for example in examples(op)[:: 1 if method == "cupy.rawkernel" else 8]:
         arrays = {
             name: cupy.asarray(x.astype(numpy_dtype(dtype)) if x.dtype.kind == "f" else x)
             for name, x in example.inputs.items()
