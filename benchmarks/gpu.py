@@ -3,10 +3,13 @@
     python benchmarks/gpu.py                 everything, in less than 8 minutes
     python benchmarks/gpu.py --check         build and check, no times
     python benchmarks/gpu.py --budget 120    stop timing after so many seconds
+    python benchmarks/gpu.py --paper         no card: what the gated delta rule in chunks moves and multiplies
 
 Beside each time stand the floors of the case on this card: its bytes at the measured rate of a copy, its exponentials
 and its multiply-adds at the measured rates of loops of nothing else, and how many times the largest of them the call
-takes. Peers that are installed (mamba_ssm, flash-linear-attention, plain PyTorch and its compiler) run the same shapes.
+takes. The gated delta rule is timed by each of its forms; for those in chunks, bytes are those that its kernels hand to each
+other too, and products on tensor cores are counted at the measured rate of a matrix product. Peers that are installed
+(mamba_ssm, flash-linear-attention, plain PyTorch and its compiler) run the same shapes.
 Nothing is begun that the time left would not allow; what was left out is said.
 """
 
@@ -30,6 +33,8 @@ import numpy as np
 import scanfield
 
 METHOD = "cupy.rawkernel"
+# The forms of the gated delta rule; which of the first two is the default is a matter of length (both are timed).
+RECURRENT, CHUNK, TENSOR = FORMS = tuple(f"{METHOD}.{form}" for form in ("recurrent", "chunk", "tensor"))
 # Largest deviation from float64, relative to the largest value. Half precision rounds its inputs and outputs.
 LIMITS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
@@ -47,6 +52,7 @@ class Case:
     options: dict[str, Any]
     exponentials: Callable[[dict[str, int]], float]
     multiplications: Callable[[dict[str, int]], float]
+    methods: tuple[str, ...] = (METHOD,)
 
 
 def selective(rng: np.random.Generator, B: int, T: int, C: int, N: int) -> dict[str, np.ndarray]:
@@ -91,8 +97,41 @@ def _products(s: dict[str, int]) -> float:
     return float(s["B"] * s["T"] * s["VH"] * s["D"] * s["D"])
 
 
+def _gates(s: dict[str, int]) -> float:
+    return float(s["B"] * s["T"] * s["VH"] * s["D"])
+
+
 def _none(s: dict[str, int]) -> float:
     return 0.0
+
+
+def chunk_kernels(
+    s: dict[str, int], *, kept: int, stored: int = 2, keys: int = 2
+) -> dict[str, tuple[int, int]]:
+    """Of each forward kernel of the gated delta rule in chunks: bytes, each array once; multiplications of its products.
+
+    ``kept``, ``stored`` and ``keys`` are the bytes of a number that kernels leave to each other, of a value, of a key. For
+    K = V = D, a multiple of 64, and T of 64. A product of a warp counts whole, also where half of it is thrown away.
+    """
+    D, chunks = s["D"], s["B"] * s["T"] // 64 * s["VH"]
+    gate = D if s["wide"] else 1
+    rows, triangle, state = 64 * D, 64 * 64, D * D
+    shared = 2 * keys * rows * s["H"] // s["VH"]  # query and key, once for the value heads that share them
+    columns = kept * rows  # J y, then the updates
+    inside = (
+        shared + stored * rows + stored * 64 * 3 * gate  # query, key; value; gates
+        + kept * (3 * rows + triangle) + 4 * D + columns  # W, Kb, Qb, P; what a chunk decays; J y
+    )  # fmt: skip
+    states = kept * 2 * rows + 4 * D + 2 * columns + kept * state
+    output = kept * (rows + triangle + state) + columns + keys * rows
+    # In blocks of 16 x 16 x depth 16: six levels of L and P (4 + 2 + 4 blocks of 4 levels) and the diagonal, D / 16 deep;
+    # W and J y by the lower 10 of J's 16 blocks.
+    block = 16**3
+    return {
+        "delta_inside": (chunks * inside, chunks * block * (D // 16 * (2 * 22 + 4) + 2 * 10 * D // 16)),
+        "delta_states": (chunks * states + 8 * s["B"] * s["VH"] * state, chunks * 2 * 64 * D * D),
+        "delta_output": (chunks * output, chunks * (64 * D * D + block * 10 * D // 16)),
+    }
 
 
 def cases() -> list[Case]:
@@ -129,14 +168,18 @@ def cases() -> list[Case]:
             lambda s: 4 * _states(s),
         )
     )
-    for name, op, heads, wide in (
-        ("gdn2", "gdn2", (96, 96), 1),
-        ("16/64 heads", "gated_delta_rule", (16, 64), 0),
-        ("16/32 heads", "gated_delta_rule", (16, 32), 0),
+    for name, op, shape, wide in (
+        ("gdn2", "gdn2", (1, 8192, 96, 96), 1),
+        ("16/64 heads", "gated_delta_rule", (1, 8192, 16, 64), 0),
+        ("16/32 heads", "gated_delta_rule", (1, 8192, 16, 32), 0),
+        ("512 tokens", "gdn2", (16, 512, 16, 16), 1),
+        ("256 tokens", "gdn2", (32, 256, 16, 16), 1),
     ):
-        size = {"B": 1, "T": 8192, "H": heads[0], "VH": heads[1], "D": 128, "wide": wide}
+        size = dict(zip(("B", "T", "H", "VH"), shape, strict=True)) | {"D": 128, "wide": wide}
         small = {"B": 1, "T": 150, "H": 1, "VH": 2, "D": 128, "wide": wide}
-        made.append(Case(name, op, delta, size, small, "bfloat16", unit, _none, lambda s: 4 * _products(s)))
+        made.append(
+            Case(name, op, delta, size, small, "bfloat16", unit, _gates, lambda s: 4 * _products(s), FORMS)
+        )
     for name, size in (
         ("wide", {"B": 8, "T": 4096, "W": 4096}),
         ("one series", {"B": 1, "T": 2**26, "W": 1}),
@@ -149,6 +192,27 @@ def cases() -> list[Case]:
         }
         made.append(Case(name, "linear_scan", linear, size, small, "float32", {}, _none, _none))
     return made
+
+
+# An H200 by its data sheet: bytes a second, bfloat16 operations a second without sparsity.
+PAPER = {"copy": 4.8e12, "matmul": 989e12}
+
+
+def on_paper() -> None:
+    """Bytes and products of each forward kernel in chunks on tensor cores, with keys that need no normalising."""
+    print("| case | kernel | MB | products, GFLOP | ms by bytes | ms by products |")
+    print("|---|---|---|---|---|---|")
+    for case in cases():
+        if case.methods != FORMS or case.size["B"] > 1:
+            continue
+        parts = chunk_kernels(case.size, kept=2)
+        parts["all"] = tuple(map(sum, zip(*parts.values(), strict=True)))
+        for name, (moved, products) in parts.items():
+            times = moved / PAPER["copy"], 2 * products / PAPER["matmul"]
+            print(
+                f"| {case.op}, {case.name} | {name} | {moved / 1e6:.0f} | {2 * products / 1e9:.0f} | "
+                f"{1e3 * times[0]:.2f} | {1e3 * times[1]:.2f} |"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -174,12 +238,13 @@ def check(cupy: Any, case: Case) -> float:
     function = getattr(scanfield, case.op)
     card = arrays_of(cupy, case, case.small)
     host = {name: cupy.asnumpy(x).astype("float64") for name, x in card.items()}
-    got = _everything(function, card, method=METHOD, **case.options)
     want = _everything(function, host, **case.options)
     worst = 0.0
-    for name, x in want.items():
-        y = cupy.asnumpy(got[name]).astype("float64")
-        worst = max(worst, float(np.max(np.abs(x - y)) / np.max(np.abs(x))))
+    for method in case.methods:
+        got = _everything(function, card, method=method, **case.options)
+        for name, x in want.items():
+            y = cupy.asnumpy(got[name]).astype("float64")
+            worst = max(worst, float(np.max(np.abs(x - y)) / np.max(np.abs(x))))
     return worst
 
 
@@ -259,19 +324,26 @@ def rates(cupy: Any) -> dict[str, float]:
     return {"copy": copy, **looped, **products}
 
 
-def timed(cupy: Any, case: Case, found: dict[str, float]) -> list[str]:
+def timed(cupy: Any, case: Case, method: str, found: dict[str, float]) -> list[str]:
     """A row: forward, forward with what backward needs, backward; and the floors of forward."""
     function = getattr(scanfield, case.op)
     arrays = arrays_of(cupy, case, case.size)
-    result, pullback = scanfield.vjp(function, **arrays, method=METHOD, **case.options)
+    result, pullback = scanfield.vjp(function, **arrays, method=method, **case.options)
     cotangent = cupy.ones_like(result.output)
-    forward = seconds(cupy, lambda: function(**arrays, method=METHOD, **case.options))
+    forward = seconds(cupy, lambda: function(**arrays, method=method, **case.options))
     backward = seconds(cupy, lambda: pullback(cotangent))
     moved = sum(x.nbytes for x in arrays.values()) + result.output.nbytes
+    handed, products = moved, 0
+    if method in (CHUNK, TENSOR):
+        # Normalised queries and keys are float32.
+        parts = chunk_kernels(case.size, kept=2 if method == TENSOR else 4, keys=4)
+        handed, products = (sum(part[i] for part in parts.values()) for i in (0, 1))
+    fused = products if method == CHUNK else 0 if method == TENSOR else case.multiplications(case.size)
     floors = (
-        moved / found["copy"],
+        handed / found["copy"],
         case.exponentials(case.size) / found["exponentials"],
-        case.multiplications(case.size) / found["multiplications"],
+        fused / found["multiplications"],
+        2 * products / found["matmul"] if method == TENSOR else 0.0,
     )
     shown = [f"{1e3 * x:.3f}" for x in (forward, backward, *floors)]
     return [*shown, f"{forward / max(floors):.2f}", f"{moved / forward / 1e9:.0f}"]
@@ -356,10 +428,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="build and check, no times")
     parser.add_argument(
+        "--paper", action="store_true", help="bytes and products of the chunk kernels, without a card"
+    )
+    parser.add_argument(
         "--budget", type=float, default=420.0, help="seconds that the whole run may take, about"
     )
     chosen = parser.parse_args(arguments)
     budget = Budget(chosen.budget)
+    if chosen.paper:
+        on_paper()
+        return 0
     try:
         cupy = importlib.import_module("cupy")
     except ImportError:
@@ -388,20 +466,21 @@ def main(arguments: list[str] | None = None) -> int:
         f"{found['exponentials'] / 1e12:.2f} T exponentials/s, {found['multiplications'] / 1e12:.1f} T multiply-adds/s\n"
     )
     print(
-        "| case | shape | forward, ms | backward, ms | floors: bytes | exponentials | multiply-adds "
+        "| case | shape | forward, ms | backward, ms | floors: bytes | exponentials | multiply-adds | tensor cores "
         "| forward / largest floor | GB/s |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for case in cases():
         shape = " ".join(f"{name}{n}" for name, n in case.size.items() if name != "wide")
-        if not budget.allows(OURS):
-            print(
-                f"| {case.op}, {case.name}, {case.dtype} | {shape} | not timed: no time is left | | | | | | |"
-            )
-            continue
-        row = timed(cupy, case, found)
-        print(f"| {case.op}, {case.name}, {case.dtype} | {shape} | {' | '.join(row)} |", flush=True)
-        cupy.get_default_memory_pool().free_all_blocks()
+        for method in case.methods:
+            form = "" if method == METHOD else f", {method.removeprefix(METHOD + '.')}"
+            name = f"{case.op}, {case.name}, {case.dtype}{form}"
+            if not budget.allows(OURS):
+                print(f"| {name} | {shape} | not timed: no time is left | | | | | | | |")
+                continue
+            row = timed(cupy, case, method, found)
+            print(f"| {name} | {shape} | {' | '.join(row)} |", flush=True)
+            cupy.get_default_memory_pool().free_all_blocks()
     print(f"\n{_gpu_pinn.HEAD}")
     if budget.allows(OURS):
         for shown in _gpu_pinn.rows(cupy, seconds, found):

@@ -94,7 +94,7 @@ class GatedDelta:
         number = dtype(call.compute)
         with query.device:
             if 0 in (batch, time, vheads, V, K, plan.sequences):
-                return _nothing(call, asked, number, d_final_state)
+                return no_gradients(call, asked, number, d_final_state)
             starts, updates = (*residuals, None)[:2]
             d_output, d_final_state = (
                 contiguous(d_output, call.compute),
@@ -129,12 +129,12 @@ class GatedDelta:
                         x[:, :, head : head + count] = part.sum(axis=0)
             d_query, d_key, d_decay, d_erase = found
             return (
-                _shared_heads(d_query, heads),
-                _shared_heads(d_key, heads),
+                shared_heads(d_query, heads),
+                shared_heads(d_key, heads),
                 d_value,
-                _shared_channels(d_decay, log_decay),
-                _shared_channels(d_erase, erase),
-                _shared_channels(d_write, write),
+                shared_channels(d_decay, log_decay),
+                shared_channels(d_erase, erase),
+                shared_channels(d_write, write),
                 d_state,
                 None,
             )
@@ -160,6 +160,12 @@ class GatedDelta:
                 unit = cupy.zeros((count, vheads, K, K), number) + cupy.eye(K, dtype=number)
             arrays = (query, key, nothing, log_decay, erase, None, unit, bounds)
             return self.forward(call._replace(arrays=arrays))[1], state
+
+
+def blocks(call: Call) -> int:
+    """Blocks that walk side by side forward."""
+    plan = _plan(call)
+    return plan.column_blocks * plan.vheads * plan.sequences
 
 
 class _Plan(NamedTuple):
@@ -269,7 +275,7 @@ def _forward(call: Call, keep: bool) -> tuple[Array, Array, Array | None, Array 
         return as_dtype(output, dtype_name(query.dtype)), final, starts, updates
 
 
-def _shared_heads(gradient: Array | None, heads: int) -> Array | None:
+def shared_heads(gradient: Array | None, heads: int) -> Array | None:
     """Summed over the value heads that share a key."""
     if gradient is None or gradient.shape[2] == heads:
         return gradient
@@ -277,14 +283,16 @@ def _shared_heads(gradient: Array | None, heads: int) -> Array | None:
     return gradient.reshape((batch, time, heads, vheads // heads, K)).sum(axis=3)
 
 
-def _shared_channels(gradient: Array | None, gate: Array | None) -> Array | None:
+def shared_channels(gradient: Array | None, gate: Array | None) -> Array | None:
     """Summed over the channels that share a gate."""
     if gradient is None or gate is None or gate.shape[3] == gradient.shape[3]:
         return gradient
     return gradient.sum(axis=3, keepdims=True)
 
 
-def _nothing(call: Call, asked: list[bool], number: Any, d_final_state: Array | None) -> list[Array | None]:
+def no_gradients(
+    call: Call, asked: list[bool], number: Any, d_final_state: Array | None
+) -> list[Array | None]:
     """The gradients of a call without elements."""
     grads = [
         cupy.zeros(x.shape, number) if ask and i != 7 else None

@@ -92,6 +92,12 @@ def shared_memory(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
+@cache
+def multiprocessors(device: int) -> int:
+    """Of a device."""
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
 # The layers of a model ask for the same pack one after the other. Each stream has its own: memory that is forgotten here goes
 # back to the stream that it was made on, and a kernel that still reads it has to come before whatever is written there next.
 @lru_cache(16)

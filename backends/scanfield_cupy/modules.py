@@ -20,6 +20,8 @@ Array = Any
 THREADS = 256
 # Blocks along y and z of a grid. Kernels walk on by the grid's size where there are more sequences than this.
 MOST_ROWS = 65535
+# And along x.
+MOST_BLOCKS = 2**31 - 1
 
 # The C++ type of a dtype, as a kernel's source names it.
 STORED = {

@@ -101,18 +101,46 @@ def cases() -> list[Case]:
         for file in ("pinn_jets.cu", "pinn_embedding.cu", "pinn_steps.cu")
         for real in ("float", "double")
     ]
+    return made + _chunk_cases()
+
+
+def _chunk_cases() -> list[Case]:
+    """The gated delta rule in chunks: without tensor cores, with them, keys and decays in types of their own."""
+    made = []
+    for stored, keys, tensor in (
+        ("float", "float", 0),
+        ("bfloat16", "bfloat16", 0),
+        ("double", "double", 0),
+        ("float16", "float16", 2),
+        ("bfloat16", "float", 1),
+        ("bfloat16", "bfloat16", 1),
+    ):
+        kinds = {"STORED": stored, "KEYS": keys, "DECAY": keys, "TENSOR": str(tensor)}
+        every_size = stored in ("float", "double") or (keys, tensor) == ("bfloat16", 1)
+        for back in ("0", "1"):
+            made.append(case("gated_delta_inside.cu", BACKWARD=back, **kinds))
+            made += [
+                case("gated_delta_states.cu", BACKWARD=back, ROWS=rows, **kinds)
+                for rows in (("64", "128", "256") if every_size else ("128",))
+            ]
+        made += [case(f"gated_delta_{step}.cu", **kinds) for step in ("output", "outer", "gradients")]
     return made
 
 
 def _kind(each: Case) -> tuple[str, str]:
     macros = dict(each.macros)
+    if (
+        "TENSOR" in macros
+    ):  # the first and the last with tensor cores and without: enough for every run of the tests
+        return each.file, f"chunks {macros['TENSOR'] != '0'} {macros.get('BACKWARD')}"
     number = next((macros[name] for name in ("STATE", "STORED", "REAL") if name in macros), "")
     return each.file, number + macros.get("BACKWARD", "")
 
 
 def representative() -> list[Case]:
     """The smallest module of each file and kind of number."""
-    return list({_kind(each): each for each in reversed(cases())}.values())[::-1]
+    found = {_kind(each): each for each in reversed(cases())}
+    return [each for each in found.values() if dict(each.macros).get("TENSOR", "0") == "0"][::-1]
 
 
 def demanding() -> list[Case]:

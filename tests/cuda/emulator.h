@@ -234,6 +234,60 @@ inline unsigned vote(unsigned mask, bool predicate) {
     return found;
 }
 
+// What lanes show each other where 8 bytes are too few; in the same two sets in turn.
+struct Wide {
+    unsigned words[6];
+};
+static Wide wide[2][1024];
+
+inline float of_bfloat16(unsigned bits) {
+    const unsigned word = bits << 16;
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+}
+
+// mma.sync.m16n8k16 with bfloat16 and sums in float: a lane's fragments as the PTX ISA has them. Its word i of a holds row
+// lane / 4 + 8 (i % 2), columns 2 (lane % 4) + 8 (i / 2) and one more; word i of b rows 2 (lane % 4) + 8 i and one more,
+// column lane / 4; its number i of the sums row lane / 4 + 8 (i / 2), column 2 (lane % 4) + i % 2.
+inline void mma_m16n8k16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const unsigned own = lane(), first = block.current - own;
+    Wide* shown = wide[block.warps[block.current / WARP].turn[own] & 1u] + first;
+    shown[own] = {{a[0], a[1], a[2], a[3], b[0], b[1]}};
+    exchange(0xffffffffu, 0u, 0, false);
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = own / 4 + 8 * (i / 2), column = 2 * (own % 4) + i % 2;
+        float total = 0;
+        for (unsigned k = 0; k < 16; ++k) {
+            const unsigned shift = 16 * (k % 2);
+            const unsigned left = shown[row % 8 * 4 + k % 8 / 2].words[row / 8 + 2 * (k / 8)] >> shift & 0xffffu;
+            const unsigned right = shown[column * 4 + k % 8 / 2].words[4 + k / 8] >> shift & 0xffffu;
+            total += of_bfloat16(left) * of_bfloat16(right);
+        }
+        sum[i] += total;
+    }
+}
+
+// ldmatrix.m8n8.x4: lane l names line l % 8 of matrix l / 8; of each matrix a lane gets line lane / 4, numbers
+// 2 (lane % 4) and one more, or turned: of lines 2 (lane % 4) and one more number lane / 4.
+inline void ldmatrix_x4(unsigned (&found)[4], const void* line, bool turned) {
+    const unsigned own = lane(), first = block.current - own;
+    Wide* shown = wide[block.warps[block.current / WARP].turn[own] & 1u] + first;
+    if (reinterpret_cast<uintptr_t>(line) % 16) block.error = "a line for ldmatrix is not aligned to 16 bytes";
+    std::memcpy(shown[own].words, &line, sizeof(line));
+    exchange(0xffffffffu, 0u, 0, false);
+    for (unsigned i = 0; i < 4; ++i) {
+        uint16_t pair[2];
+        for (unsigned j = 0; j < 2; ++j) {
+            const unsigned column = 2 * (own % 4) + j;
+            const uint16_t* from;
+            std::memcpy(&from, shown[8 * i + (turned ? column : own / 4)].words, sizeof(from));
+            pair[j] = from[turned ? own / 4 : column];
+        }
+        found[i] = pair[0] | unsigned(pair[1]) << 16;
+    }
+}
+
 // The kind of each parameter, for the loader to compare with what a launcher passes: CuPy itself checks nothing.
 template <class T>
 std::string kind() {

@@ -43,7 +43,9 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST}
+        return {"MaxSharedMemoryPerBlockOptin": emulator.SHARED_AT_MOST, "MultiProcessorCount": 132}
+
+    compute_capability = "90"
 
     def synchronize(self) -> None:
         """Everything has run already."""

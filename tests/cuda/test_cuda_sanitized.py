@@ -14,11 +14,12 @@ if emulator.missing():
 
 BEGIN = """
 import sys
-sys.path[:0] = sys.argv[2:]
+sys.path[:0] = sys.argv[4:]
 import emulator
 emulator.OPTIONS = emulator.SANITIZED
 import standin, numpy as np
 import scanfield
+from arrays import numpy_dtype
 """
 
 END = """
@@ -27,15 +28,15 @@ print("nothing found in", len(standin.LAUNCHES), "launches")
 
 SCANS = """
 from examples import examples
+op, method, dtype = sys.argv[1:4]
 with standin.installed() as cupy:
     # Off the sizes of tiles and blocks, packed, with every option; real numbers and complex ones.
-    for example in examples(sys.argv[1]):
+    for example in examples(op)[:: 1 if method == "cupy.rawkernel" else 8]:
         arrays = {
-            name: cupy.asarray(x.astype("float32") if x.dtype.kind == "f" else x) for name, x in example.inputs.items()
+            name: cupy.asarray(x.astype(numpy_dtype(dtype)) if x.dtype.kind == "f" else x)
+            for name, x in example.inputs.items()
         }
-        result, pullback = scanfield.vjp(
-            getattr(scanfield, sys.argv[1]), **arrays, **example.options, method="cupy.rawkernel"
-        )
+        result, pullback = scanfield.vjp(getattr(scanfield, op), **arrays, **example.options, method=method)
         gradients = pullback(result.output * 0 + 1, result.final_state * 0 + 1)
         assert set(gradients) == set(arrays)
 """
@@ -58,17 +59,22 @@ with standin.installed() as cupy:
 """
 
 
-@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2", "pinn"])
-def test_kernels_under_the_sanitizers(op: str):
+@pytest.mark.parametrize(
+    ("op", "method", "dtype"),
+    [
+        ("linear_scan", "cupy.rawkernel", "float32"),
+        ("selective_scan", "cupy.rawkernel", "float32"),
+        ("gdn2", "cupy.rawkernel", "float32"),
+        ("gdn2", "cupy.rawkernel.chunk", "float32"),
+        ("gdn2", "cupy.rawkernel.tensor", "bfloat16"),
+        ("pinn", "cupy.rawkernel", "float32"),
+    ],
+)
+def test_kernels_under_the_sanitizers(op: str, method: str, dtype: str):
     here = Path(__file__).parent
+    script = BEGIN + (PINN if op == "pinn" else SCANS) + END
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            BEGIN + (PINN if op == "pinn" else SCANS) + END,
-            op,
-            *map(str, (here, here.parent)),
-        ],
+        [sys.executable, "-c", script, op, method, dtype, str(here), str(here.parent)],
         env=emulator.sanitizer_environment(),
         capture_output=True,
         text=True,
