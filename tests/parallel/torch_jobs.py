@@ -1,0 +1,204 @@
+"""What each rank of a torch.distributed group does in the tests."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from arrays import deviation
+from examples import example, op_inputs, rng_of
+from reference import forward as _reference  # noqa: F401  (the truth lives beside the examples)
+
+import scanfield
+from scanfield_torch.parallel import sequence_parallel, traffic
+
+WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def start(rank: int, size: int, folder: str) -> None:
+    """Join the group."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+
+
+def tensors(inputs: Mapping[str, np.ndarray], dtype: str) -> dict[str, torch.Tensor]:
+    """Leaves of autograd."""
+    complex_of = {"float64": torch.complex128, "float32": torch.complex64}[dtype]
+    return {
+        n: torch.tensor(x, dtype=complex_of if np.iscomplexobj(x) else _DTYPES[dtype], requires_grad=True)
+        for n, x in inputs.items()
+    }
+
+
+class Whole:
+    """One call on the whole sequence, to hold the ranks' parts to."""
+
+    def __init__(self, op: str, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any], dtype: str):
+        self.op, self.inputs, self.options, self.dtype = op, inputs, dict(options), dtype
+        arrays = tensors(inputs, dtype)
+        result = getattr(scanfield, op)(**arrays, **self.options)
+        rng = rng_of(f"{op} cotangents")
+        self.cotangents = [torch.tensor(_normal(rng, x), dtype=x.dtype) for x in result]
+        torch.autograd.backward(result, self.cotangents)
+        self.output, self.final_state = (x.detach() for x in result)
+        self.gradients = {n: x.grad for n, x in arrays.items()}
+        self.time = self.output.shape[1]
+
+    def has_time(self, name: str) -> bool:
+        """Whether an input is cut."""
+        x = self.inputs[name]
+        if name in WHOLE or (self.op == "retention" and name == "log_decay" and x.ndim == 1):
+            return False
+        return x.ndim >= 2 and x.shape[1] == self.time and not (name in "BC" and x.ndim == 2)
+
+    def errors(self, cuts: Sequence[int], **how: Any) -> dict[str, float]:
+        """The largest deviation of this rank's results, over the largest value of the whole."""
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        ends = [0, *cuts, self.time]
+        here = slice(ends[rank], ends[rank + 1])
+        arrays = tensors(
+            {n: x[:, here] if self.has_time(n) else x for n, x in self.inputs.items()}, self.dtype
+        )
+        result = sequence_parallel(getattr(scanfield, self.op), **arrays, **self.options, **how)
+        own = how.get("states") == "own"
+        # Every rank has the final state, one of them a loss on it.
+        d_state = self.cotangents[1] if rank == last // 2 and not own else 0 * self.cotangents[1]
+        if own:
+            rows = self.own_rows(ends, rank)
+            d_state = self.cotangents[1][rows]
+        torch.autograd.backward(result, [self.cotangents[0][:, here], d_state])
+        found = {
+            "output": (result.output, self.output[:, here], self.output),
+            "final_state": (
+                result.final_state,
+                self.final_state[rows] if own else self.final_state,
+                self.final_state,
+            ),
+        }
+        size = max(float(g.abs().max()) for g in self.gradients.values() if g.numel())
+        for name, want in self.gradients.items():
+            got = arrays[name].grad
+            assert got is not None, f"rank {rank} has no gradient of {name}"
+            if self.has_time(name):
+                found[f"d {name}"] = (got, want[:, here], want)
+            else:
+                total = torch.view_as_real(got).clone() if got.is_complex() else got.clone()
+                dist.all_reduce(total)
+                got = torch.view_as_complex(total) if got.is_complex() else total
+                found[f"d {name}"] = (got, want, want)
+        return {
+            name: _error(got, want, whole, size * 1e-2 if name.startswith("d ") else 0.0)
+            for name, (got, want, whole) in found.items()
+        }
+
+    def own_rows(self, ends: Sequence[int], rank: int) -> list[int]:
+        """The sequences whose final state belongs to this rank; of a dense batch all rows belong to the last."""
+        reverse, bounds = self.options.get("reverse", False), self.options.get("cu_seqlens")
+        size = len(ends) - 2
+        if bounds is None:
+            return list(range(self.final_state.shape[0])) if rank == (0 if reverse else size) else []
+        found = []
+        for i, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+            if low == high:
+                where = next((r for r in range(size + 1) if ends[r] <= low < ends[r + 1]), size)
+            else:
+                token = low if reverse else high - 1
+                where = next(r for r in range(size + 1) if ends[r] <= token < ends[r + 1])
+            if where == rank:
+                found.append(i)
+        return found
+
+
+def _normal(rng: np.random.Generator, x: torch.Tensor) -> np.ndarray:
+    drawn = rng.standard_normal(tuple(x.shape))
+    return drawn + 1j * rng.standard_normal(tuple(x.shape)) if x.is_complex() else drawn
+
+
+def _error(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor, floor: float) -> float:
+    assert got.shape == want.shape, f"{tuple(got.shape)}, not {tuple(want.shape)}"
+    assert got.dtype == want.dtype
+    if not got.numel():
+        return 0.0
+    got, want, whole = (x.detach().numpy() for x in (got, want, whole))
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    if np.all(same):
+        return 0.0
+    largest = max(float(np.max(np.abs(whole[np.isfinite(whole)]), initial=0.0)), floor)
+    return float(np.max(np.abs(got - want)[~same])) / largest
+
+
+def worst(errors: Sequence[tuple[Any, dict[str, float]]]) -> list[tuple[float, str]]:
+    """The largest error of each name, with the cut it was found at."""
+    found: dict[str, tuple[float, str]] = {}
+    for cut, row in errors:
+        for name, error in row.items():
+            if not error <= found.get(name, (-1.0, ""))[0]:
+                found[name] = (error, f"{name} cut at {cut}")
+    return sorted(found.values(), reverse=True)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def every_cut(op: str, dtype: str, cuts: Sequence[Sequence[int]], options: dict[str, Any], change: str) -> Any:
+    """A sequence of 130 tokens cut at each of these."""
+    packed = "cu_seqlens" in options
+    states = len(options["cu_seqlens"]) - 1 if packed else None
+    inputs = changed(op_inputs(op, f"{op} of 130", 1 if packed else 2, 130, states=states), change)
+    whole = Whole(op, inputs, options, dtype)
+    rows = []
+    for i, cut in enumerate(cuts):
+        exchange = ("scan", "gather")[i % 2]
+        rows.append((f"{list(cut)} by {exchange}", whole.errors(cut, exchange=exchange)))
+    return worst(rows)
+
+
+def changed(inputs: dict[str, np.ndarray], change: str) -> dict[str, np.ndarray]:
+    """Gates that reset the state at some tokens, or let it grow."""
+    inputs = dict(inputs)
+    rng = rng_of(change)
+    if change == "resets":
+        gate = next((n for n in ("log_decay", "a") if n in inputs), None)
+        if gate is not None:
+            x = inputs[gate].copy()
+            x[:, [0, 17, 50, 64, 65, 99, 129]] = -np.inf if gate == "log_decay" else 0.0
+            inputs[gate] = x
+    if change == "growth":
+        for name in ("log_decay", "a", "delta"):
+            if name in inputs:
+                x = inputs[name]
+                inputs[name] = {
+                    "log_decay": rng.uniform(-0.1, 0.15, x.shape),
+                    "a": rng.uniform(-1.1, 1.2, x.shape),
+                    "delta": -x / 40,
+                }[name]
+    return inputs
+
+
+def examples_cut(names: Sequence[str], dtype: str, seed: int, own: bool) -> Any:
+    """Small examples of every option, each cut at random (the same on every rank)."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for name in names:
+        case = example(name)
+        cuts = sorted(int(c) for c in rng.integers(0, case.time + 1, dist.get_world_size() - 1))
+        whole = Whole(case.op, case.inputs, case.options, dtype)
+        how = {"states": "own"} if own else {}
+        try:
+            rows.append((f"{cuts} of {name}", whole.errors(cuts, **how)))
+        except Exception as error:
+            raise AssertionError(f"{name} cut at {cuts}: {error}") from error
+    return worst(rows)
