@@ -20,14 +20,25 @@ from typing import Any, NamedTuple
 import numpy
 
 from scanfield.affine import Affine
-from scanfield.arrays import Array, is_complex, library_of, zeros
+from scanfield.arrays import Array, host_integers, is_complex, library_of, zeros
 from scanfield.dispatch import Call, Operation, Prepared, operation_of, registry
 from scanfield.errors import ArgumentError, BackendError, ShapeError
 from scanfield.scans import packing
 from scanfield.scans.canonical import quiet
 from scanfield.scans.surface import Bound, bind
 
-__all__ = ["Place", "Shard", "adjoint", "bounds_of", "check_arguments", "local_time", "places", "sources"]
+__all__ = [
+    "Bound",
+    "Place",
+    "Shard",
+    "adjoint",
+    "bounds_of",
+    "check_arguments",
+    "local_time",
+    "places",
+    "sources",
+    "whole_bounds",
+]
 
 
 class Place(NamedTuple):
@@ -80,6 +91,11 @@ def bounds_of(place: Place, cu_seqlens: tuple[int, ...] | None) -> tuple[int, ..
     first, behind = place.sequences
     start, stop = place.tokens
     return (0, *[min(bound, stop) - start for bound in cu_seqlens[first + 1 : behind + 1]])
+
+
+def whole_bounds(cu_seqlens: Any) -> tuple[int, ...]:
+    """``cu_seqlens`` as host integers, wherever its values are."""
+    return packing.host_bounds(host_integers(cu_seqlens, "cu_seqlens"))
 
 
 def sources(walk: Sequence[Place], rank: int, *, backward: bool = False) -> range:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from arrays import deviation
 from examples import example, op_inputs, rng_of
-from reference import forward as _reference  # noqa: F401  (the truth lives beside the examples)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 import scanfield
-from scanfield_torch.parallel import sequence_parallel, traffic
+from scanfield.layers import GatedDeltaNet2, GatedDeltaNet2Config, MambaBlock
+from scanfield_torch.parallel import layer_parallel, sequence_parallel, traffic
 
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -202,3 +204,174 @@ def examples_cut(names: Sequence[str], dtype: str, seed: int, own: bool) -> Any:
         except Exception as error:
             raise AssertionError(f"{name} cut at {cuts}: {error}") from error
     return worst(rows)
+
+
+def layer_cut(kind: str, cuts: Sequence[int], packed: bool) -> dict[str, float]:
+    """A block with a convolution, cut where the halo comes from more than one rank too."""
+    layer = _block(kind).init(3, torch, dtype="float64")
+    time_ = 23
+    x = torch.tensor(rng_of(kind).standard_normal((1 if packed else 2, time_, 6)))
+    bounds = [0, 4, 4, 15, 23] if packed else None
+    d = torch.tensor(rng_of(f"{kind} d").standard_normal(tuple(x.shape)))
+    result, pullback = layer.vjp(x, cu_seqlens=bounds)
+    d_x, _, gradients = pullback(d)
+    rank, ends = dist.get_rank(), [0, *cuts, time_]
+    here = slice(ends[rank], ends[rank + 1])
+    mine = x[:, here].clone().requires_grad_()
+    own = {n: p.detach().clone().requires_grad_() for n, p in layer.named_parameters().items()}
+    y = layer_parallel(layer, mine, own, cu_seqlens=bounds)
+    y.backward(d[:, here])
+    found = {
+        "y": _error(y, result.output[:, here], result.output, 0.0),
+        "d x": _error(mine.grad, d_x[:, here], d_x, 0.0),
+    }
+    for name, p in own.items():
+        dist.all_reduce(p.grad)
+        found[f"d {name}"] = _error(p.grad, gradients[name], gradients[name], 0.0)
+    return found
+
+
+def _block(kind: str) -> Any:
+    if kind == "MambaBlock":
+        return MambaBlock(6, 3)
+    return GatedDeltaNet2(6, GatedDeltaNet2Config(heads=2, latent_per_head=4))
+
+
+class Model(torch.nn.Module):
+    """A torch module around a sharded block, as somebody would train it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = MambaBlock(6, 3).init(3, torch, dtype="float64")
+        self.names = {n: n.replace(".", "_") for n in self.layer.named_parameters()}
+        for name, p in self.layer.named_parameters().items():
+            self.register_parameter(self.names[name], torch.nn.Parameter(p.detach().clone()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block on this rank's slice."""
+        return layer_parallel(self.layer, x, {n: getattr(self, m) for n, m in self.names.items()})
+
+
+def wrapped(kind: str, cuts: Sequence[int]) -> float:
+    """DDP or FSDP around it: after one step of SGD the parameters of one machine."""
+    rank, size, rng = dist.get_rank(), dist.get_world_size(), rng_of("wrapped")
+    x, target = (torch.tensor(rng.standard_normal((1, 23, 6))) for _ in range(2))
+    alone = Model()
+    result, pullback = alone.layer.vjp(x)
+    wanted = pullback(2 * (result.output - target))[2]
+    model: Any = Model()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (size,))
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ends = [0, *cuts, 23]
+    here = slice(ends[rank], ends[rank + 1])
+    loss = ((model(x[:, here]) - target[:, here]) ** 2).sum() * size
+    loss.backward()
+    optimizer.step()
+    found = dict(model.named_parameters())
+    worst_ = 0.0
+    for name, gradient in wanted.items():
+        p = found[("module." if kind == "ddp" else "") + alone.names[name]]
+        p = p.full_tensor() if isinstance(p, DTensor) else p
+        want = getattr(alone, alone.names[name]) - 0.1 * gradient
+        worst_ = max(worst_, float((p - want).detach().abs().max()))
+    return worst_
+
+
+def counted(op: str, exchange: str, pack: Sequence[int] | None) -> dict[str, Any]:
+    """Bytes that this rank exchanges, forward and backward, and the sizes of which they are made."""
+    inputs = op_inputs(op, f"{op} counted", 1 if pack else 2, 12, states=len(pack) - 1 if pack else None)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    each = 12 // size
+    arrays = tensors(
+        {n: x if n in WHOLE else x[:, rank * each : (rank + 1) * each] for n, x in inputs.items()}, "float32"
+    )
+    how = {"exchange": exchange, "states": "own"} | ({"cu_seqlens": pack} if pack else {})
+    with traffic() as there:
+        result = sequence_parallel(getattr(scanfield, op), **arrays, **how)
+        forward = (there.sent, there.received)
+        torch.autograd.backward(result, [torch.ones_like(x) for x in result])
+    both = (there.sent, there.received)
+    return {"forward": forward, "backward": tuple(b - f for b, f in zip(both, forward, strict=True))}
+
+
+# -- refusals and failures -----------------------------------------------------------------------------------------------
+
+
+def refused(what: str) -> Any:
+    """A call in which one rank differs."""
+    rank = dist.get_rank()
+    inputs = tensors(op_inputs("gdn2", "gdn2 refused", 1, 6), "float64")
+    options: dict[str, Any] = {}
+    if what == "shape" and rank == 1:
+        inputs["value"] = inputs["value"][..., :2]
+        inputs["write"], inputs["initial_state"] = inputs["write"][..., :2], inputs["initial_state"][..., :2]
+    if what == "dtype" and rank == 1:
+        inputs = {n: x.detach().float().requires_grad_() for n, x in inputs.items()}
+    if what == "bad" and rank == 1:
+        inputs["key"] = inputs["key"][..., :2]
+    if what == "absent" and rank == 1:
+        del inputs["erase"]
+    if what == "option":
+        options["scale"] = 1.0 + rank
+    if what == "bounds":
+        options["cu_seqlens"] = [0, 3 + rank, 6 * dist.get_world_size()]
+    if what == "short bounds":
+        options["cu_seqlens"] = [0, 3, 7]
+        del inputs["initial_state"]
+    if what == "no_grad" and rank == 1:
+        inputs = {n: x.detach() for n, x in inputs.items()}
+    if what == "exchange":
+        options["exchange"] = "ring"
+    if what == "timeout":
+        options["timeout"] = 0
+    if what == "states_at":
+        options["states_at"] = [1]
+    if what == "keyword":
+        options["gate"] = 1
+    if what == "dtensor":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        inputs["key"] = DTensor.from_local(inputs["key"].detach(), mesh, [Shard(1)])
+    if what == "func":
+        torch.func.grad(lambda q: sequence_parallel(scanfield.gdn2, **{**inputs, "query": q}).output.sum())(
+            inputs["query"]
+        )
+    if what == "twice":
+        y = sequence_parallel(scanfield.gdn2, **inputs).output
+        (g,) = torch.autograd.grad(y.sum(), inputs["query"], create_graph=True)
+        g.sum().backward()
+    return sequence_parallel(scanfield.gdn2, **inputs, **options)
+
+
+def after_refusal() -> float:
+    """The group still works."""
+    rows = examples_cut(["gdn2: plain"], "float64", 0, False)
+    return max(error for error, _ in rows)
+
+
+def lost(rank: int, how: str, verb: str, seconds: float) -> str:
+    """One rank dies, or is late; the others say which."""
+    mine = dist.get_rank() == rank
+    inputs = tensors(op_inputs("gdn2", "gdn2 lost", 1, 6), "float64")
+    sequence_parallel(scanfield.gdn2, **inputs).output.sum().backward()  # compiles what it needs without a limit
+    if verb == "forward" and mine:
+        _leave(how, seconds)
+    result = sequence_parallel(scanfield.gdn2, **inputs, timeout=seconds)
+    if mine:
+        _leave(how, seconds)
+    started = time.monotonic()
+    try:
+        result.output.sum().backward()
+    finally:
+        waited = time.monotonic() - started
+    return f"went on after {waited:.1f} s"
+
+
+def _leave(how: str, seconds: float) -> None:
+    if how == "dies":
+        os._exit(1)
+    time.sleep(3 * seconds + 2)
+    raise TimeoutError("late on purpose")

@@ -50,6 +50,15 @@ def agree(
     return found, tuple(row[1] for row in rows)
 
 
+def digest(bounds: tuple[int, ...] | None) -> str:
+    """Bounds as an error would say them, and as ranks compare them."""
+    if bounds is None:
+        return "none"
+    text = ",".join(map(str, bounds))
+    short = text if len(text) < 60 else f"{text[:28]}...{text[-24:]}"
+    return f"[{short}] #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
 def _texts(link: Link, text: str) -> list[str]:
     raw = text.encode()[:_TEXT].ljust(_TEXT, b" ")
     sent = torch.tensor(list(raw), dtype=torch.uint8, device=link.device)
@@ -70,7 +79,7 @@ def _disagreement(link: Link, descriptions: Sequence[Sequence[Sequence[str]]]) -
                 f"{value} on rank {' and '.join(map(str, ranks))}" for value, ranks in values.items()
             )
             kinds = {value.split(" ")[0] for value in values}
-            shaped = all("(" in value for value in values)
+            shaped = all("(" in value and not value.startswith("None") for value in values)
             kind: type[ScanfieldError] = (
                 ArgumentError if not shaped else DtypeError if len(kinds) > 1 else ShapeError
             )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scanfield.errors import ArgumentError, StateError
+from scanfield.errors import ArgumentError, BackendError, StateError
 
 Tensor = torch.Tensor
 
@@ -61,6 +61,12 @@ def check_timeout(timeout: Any) -> timedelta | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e9:
         raise ArgumentError(f"timeout: {timeout!r}; allowed are seconds above 0, and None for the group's own")
     return timedelta(seconds=timeout)
+
+
+def check_once(name: str) -> None:
+    """BackendError in a backward that is to be differentiated again: its messages leave no graph."""
+    if torch.is_grad_enabled():
+        raise BackendError(f"{name}: create_graph=True; what crosses ranks has a first derivative alone")
 
 
 class Link:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from scanfield.arrays import host_integers
+from scanfield import ScanResult
 from scanfield.dispatch import Call, registry
 from scanfield.errors import ArgumentError, BackendError
-from scanfield.scans.surface import Bound, ScanResult
-from scanfield.shards import Place, Shard, adjoint, check_arguments, local_time, places
+from scanfield.shards import Bound, Place, Shard, adjoint, check_arguments, local_time, places, whole_bounds
 from scanfield_torch.autograd import as_gradient
-from scanfield_torch.parallel.agreement import Description, agree
+from scanfield_torch.parallel.agreement import Description, agree, digest
 from scanfield_torch.parallel.exchange import Element, Exchange, check_exchange, incoming
-from scanfield_torch.parallel.link import Link
+from scanfield_torch.parallel.link import Link, check_once
 from scanfield_torch.transforms import transform_reason
 
 Tensor = torch.Tensor
@@ -114,8 +111,11 @@ def sequence_parallel(
         if reason is not None:
             raise BackendError(f"sequence_parallel: not here; {reason}, and those carry no messages between ranks")
         bound = check_arguments(op, local_arrays, options)
-        bounds = None if cu_seqlens is None else _whole_bounds(cu_seqlens)
-        settings = [("exchange", exchange), ("states", states), ("cu_seqlens", _digest(bounds))]
+        # A kernel that reads a tensor's memory makes it unfit to be freed and filled again, as FSDP does with parameters.
+        copied = {n: x.clone() for n, x in bound.arrays.items() if isinstance(x, torch.nn.Parameter)}
+        bound = bound._replace(arrays=bound.arrays | copied)
+        bounds = None if cu_seqlens is None else whole_bounds(cu_seqlens)
+        settings = [("exchange", exchange), ("states", states), ("cu_seqlens", digest(bounds))]
         return (bound, bounds), local_time(bound), [*_describe(bound), *settings]
 
     (bound, bounds), lengths = agree(link, local)
@@ -265,9 +265,9 @@ class _Sharded(torch.autograd.Function):
         return output, states
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, d_output: Tensor | None, d_states: Tensor | None) -> tuple[Any, ...]:
         """The gradients of ``arrays``."""
+        check_once("sequence_parallel")
         part, count = ctx.part, ctx.count
         given, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count : 2 * count]
         transition, *residuals = ctx.saved_tensors[2 * count :]
@@ -293,19 +293,6 @@ def arrays_only(arrays: Sequence[Any]) -> list[Tensor | None]:
 
 def _followed(arrays: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arrays)
-
-
-def _whole_bounds(cu_seqlens: Any) -> tuple[int, ...]:
-    bounds = host_integers(cu_seqlens, "cu_seqlens")
-    return bounds if isinstance(bounds, tuple) else tuple(int(bound) for bound in bounds.tolist())
-
-
-def _digest(bounds: tuple[int, ...] | None) -> str:
-    if bounds is None:
-        return "none"
-    text = ",".join(map(str, bounds))
-    short = text if len(text) < 60 else f"{text[:28]}...{text[-24:]}"
-    return f"[{short}] #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _describe(bound: Bound) -> Description:
