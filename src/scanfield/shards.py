@@ -32,8 +32,10 @@ __all__ = [
     "Place",
     "Shard",
     "adjoint",
+    "block_map",
     "bounds_of",
     "check_arguments",
+    "identity",
     "local_time",
     "places",
     "sources",
@@ -152,8 +154,7 @@ class Shard:
         self.call: Call = self.prepared.call
         self.operation = operation_of(self.call)
         roles = [entry.role for entry in self.operation.inputs]
-        self.at, self._index = roles.index("state"), roles.index("index")
-        self.diagonal = self.operation.diagonal(self.call)
+        self.at = roles.index("state")
 
     # -- rows of states ------------------------------------------------------------------------------------------------
 
@@ -210,31 +211,46 @@ class Shard:
                 given = incoming
         return call._replace(arrays=(*call.arrays[: self.at], given, *call.arrays[self.at + 1 :]))
 
-    # -- the shard as a map ----------------------------------------------------------------------------------------------
+    # -- the shard as a map --------------------------------------------------------------------------------------------
 
     def identity(self, call: Call) -> Affine:
-        """The map of no tokens: the shapes and dtypes of all maps of this group."""
-        arrays = list(call.arrays)
-        arrays[self.at] = arrays[self._index] = None
-        dense = call._replace(arrays=tuple(arrays))
-        form: Any = self.operation.generic[self.operation.choose(dense).removeprefix("generic.")]
-        _, shape, _, dtype = form.shapes(dense)
-        main = call.arrays[self.operation.main_index]
-        xp = library_of(main, self.operation.main).namespace
-        return Affine(form.identity(dense), zeros(xp, shape, dtype, main), self.diagonal)
+        """As the function of this name."""
+        return identity(call)
 
     def nothing(self, call: Call) -> Array:
         """A state of zeros for the sequence that comes in."""
-        return self.identity(call).state
+        return identity(call).state
 
     def map(self, call: Call) -> Affine:
         """M and N of a shard that one sequence runs through."""
-        call = call._replace(arrays=(*call.arrays[: self.at], None, *call.arrays[self.at + 1 :]))
-        try:
-            found = registry.call(call, "summarise", self.method)
-        except BackendError:  # a forced candidate need not have this verb; the map is the same by any
-            found = registry.call(call, "summarise", "generic")
-        return Affine(*found, self.diagonal)
+        return block_map(call, self.method)
+
+
+def identity(call: Call) -> Affine:
+    """The map of no tokens of a call's one sequence: the shape and dtype of all its maps."""
+    operation = operation_of(call)
+    arrays = [
+        None if entry.role in ("state", "index") else array
+        for entry, array in zip(operation.inputs, call.arrays, strict=True)
+    ]
+    dense = call._replace(arrays=tuple(arrays))
+    form: Any = operation.generic[operation.choose(dense).removeprefix("generic.")]
+    _, shape, _, dtype = form.shapes(dense)
+    main = call.arrays[operation.main_index]
+    xp = library_of(main, operation.main).namespace
+    return Affine(form.identity(dense), zeros(xp, shape, dtype, main), operation.diagonal(call))
+
+
+def block_map(call: Call, method: str | None) -> Affine:
+    """M and N of a call, whatever state it has."""
+    operation = operation_of(call)
+    at = [entry.role for entry in operation.inputs].index("state")
+    call = call._replace(arrays=(*call.arrays[:at], None, *call.arrays[at + 1 :]))
+    try:
+        found = registry.call(call, "summarise", method)
+    except BackendError:  # a forced candidate need not have this verb; the map is the same by any
+        found = registry.call(call, "summarise", "generic")
+    return Affine(*found, operation.diagonal(call))
 
 
 def adjoint(block: Affine, gamma: Array) -> Affine:
