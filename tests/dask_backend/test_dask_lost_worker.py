@@ -1,0 +1,88 @@
+"""A worker of dask.distributed that dies in the middle of a run: its tasks run again elsewhere, to the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from arrays import Library, deviation
+from checks import operation
+from examples import BASE, op_inputs
+
+import scanfield
+
+pytestmark = pytest.mark.backend("dask")
+
+
+def slowly(x: np.ndarray, folder: str) -> np.ndarray:
+    """The block itself, after a while; each block that runs leaves a mark of its own."""
+    open(os.path.join(folder, f"{os.getpid()}-{time.monotonic_ns()}"), "w").close()
+    time.sleep(0.05)
+    return x
+
+
+def test_a_lost_worker(library: Library, tmp_path):
+    distributed = pytest.importorskip("distributed", reason="needs dask.distributed")
+    with (
+        library.dask.config.set({"distributed.worker.daemon": True, "distributed.admin.tick.limit": "1h"}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        for op in BASE:
+            folder = tmp_path / op
+            folder.mkdir()
+            inputs = op_inputs(op, f"{op} lost worker", 2, 24)
+            arrays = {
+                n: x
+                if n in ("A", "D", "delta_bias")
+                else x.rechunk((1, 4, *(-1,) * (x.ndim - 2)) if n != "initial_state" else x.shape)
+                for n, x in library.arrays(inputs).items()
+            }
+            slow = next(n for n in ("b", "u", "value") if n in arrays)
+            arrays[slow] = arrays[slow].map_blocks(slowly, str(folder), dtype=arrays[slow].dtype)
+            result, pullback = scanfield.vjp(operation(op), **arrays, method="dask.parallel")
+            future = client.compute({**result._asdict(), **pullback(*result)})
+
+            until = time.monotonic() + 60
+            while not (seen := sorted(folder.iterdir())) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert seen, "no block began"
+            os.kill(int(seen[0].name.split("-")[0]), signal.SIGKILL)
+
+            got = future.result(timeout=60)
+            want, want_pullback = scanfield.vjp(operation(op), **inputs)
+            for name, right in {**want._asdict(), **want_pullback(*want)}.items():
+                assert deviation(got[name], right, floor=1.0) <= 1e-11, (op, name)
+            assert len({mark.name.split("-")[0] for mark in folder.iterdir()}) > 1  # another worker took over
+
+
+def test_a_run_that_kills_every_worker_ends_in_an_error(library: Library):
+    distributed = pytest.importorskip("distributed", reason="needs dask.distributed")
+    with (
+        library.dask.config.set(
+            {
+                "distributed.worker.daemon": True,
+                "distributed.admin.tick.limit": "1h",
+                "distributed.scheduler.allowed-failures": 0,
+            }
+        ),
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        inputs = library.arrays(op_inputs("linear_scan", "linear_scan deadly", 2, 8))
+        inputs["b"] = inputs["b"].rechunk(2).map_blocks(deadly, dtype=inputs["b"].dtype)
+        result = scanfield.linear_scan(**inputs, method="dask.parallel")
+        with pytest.raises(distributed.KilledWorker, match="worker"):
+            client.compute(result.output).result(timeout=60)
+
+
+def deadly(x: np.ndarray) -> np.ndarray:
+    """Ends the process that it runs in."""
+    os._exit(1)
