@@ -116,12 +116,10 @@ class _ShardedRun(Run):
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, _: None) -> tuple[Tensor, ...]:
         link = Link(self.group, self.timeout, "layer_parallel")
         state, place, bounds = looked_back(x, weight.shape[1] - 1, link, self.bounds)
-        if bounds is None or place.sequences is None:
+        first, behind = place.sequences or (0, 0)
+        if bounds is None or first == behind:  # no pack, or nothing of it here
             return Convolution(None).forward(self.xp, x, weight, bias, state)
-        count = place.sequences[1] - place.sequences[0]
-        if not count:
-            return x, state[:0]
         # Only the first sequence here has begun before.
-        rest = state.new_zeros((count - 1, *state.shape[1:]))
+        rest = state.new_zeros((behind - first - 1, *state.shape[1:]))
         state = torch.cat([state, rest])
         return Convolution(bounds_of(place, bounds)).forward(self.xp, x, weight, bias, state)
