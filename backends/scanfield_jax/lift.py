@@ -228,6 +228,7 @@ def axes_of(x: Array) -> frozenset[Any]:
 
 
 def vary(x: Array, axes: tuple[Any, ...]) -> Array:
+    """An array marked as varying along more mesh axes."""
     if not axes:
         return x
     cast: Any = getattr(lax, "pcast", None)

@@ -92,7 +92,6 @@ def sequence_parallel(
             f"axis_name: no mesh axis {axis_name!r} here; call sequence_parallel inside jax.shard_map over it"
         ) from None
     bound = check_arguments(op, local_arrays, options)
-    main = bound.arrays[bound.record.main]
     cut = [
         bound.arrays[entry.name]
         for entry in bound.record.inputs
@@ -106,7 +105,6 @@ def sequence_parallel(
     # The loop over time carries sums of all arrays: they vary together.
     every = frozenset([axis_name]).union(*[axes_of(x) for x in bound.arrays.values() if x is not None])
     arrays = {n: None if x is None else vary(x, tuple(every - axes_of(x))) for n, x in bound.arrays.items()}
-    del main
     place = Place((0, 0), None, True, True, True)
     shard = Shard(bound._replace(arrays=arrays), place, None)
     call = shard.call
@@ -151,7 +149,7 @@ class _Line(NamedTuple):
     def shifted(self, x: Array, distance: int) -> Array:
         """The array of the device so many places before; zeros where there is none."""
         pairs = [(self.rank(i), self.rank(i + distance)) for i in range(self.size - distance)]
-        return lax.ppermute(x, self.axis, pairs)
+        return cast(Any, lax).ppermute(x, self.axis, pairs)
 
 
 class _Static(NamedTuple):
@@ -190,7 +188,7 @@ def _forward(static: _Static, arrays: Arrays, *, keep: bool) -> tuple[tuple[Arra
     else:
         (output, last), residuals = registry.call(call, "forward", static.method), ()
     mine = line.place() == line.size - 1
-    final = lax.psum(jnp.where(mine, last, jnp.zeros_like(last)), line.axis)
+    final = cast(Any, lax).psum(jnp.where(mine, last, jnp.zeros_like(last)), line.axis)
     return (output, final), (arrays, state, block.transition, residuals)
 
 
@@ -210,7 +208,11 @@ def _run_backward(static: _Static, kept: Any, cotangents: tuple[Any, Any]) -> tu
         def run(d_last: Array | None, wanted: Sequence[bool]) -> Any:
             return registry.backward(chosen, call, residuals, d_output, d_last, wanted)
 
-        last = jnp.zeros_like(state) if d_final is None else vary(d_final, tuple(axes_of(state) - axes_of(d_final)))
+        last = (
+            jnp.zeros_like(state)
+            if d_final is None
+            else vary(d_final, tuple(axes_of(state) - axes_of(d_final)))
+        )
         gamma = jnp.zeros_like(state)
         if d_output is not None:
             gamma = run(None, [i == at for i in range(len(call.arrays))])[at].astype(state.dtype)
@@ -221,7 +223,7 @@ def _run_backward(static: _Static, kept: Any, cotangents: tuple[Any, Any]) -> tu
         grads = list(run(d_last, [x is not None and i != index for i, x in enumerate(call.arrays)]))
         # The given state is read by the first device alone.
         grads[at] = jnp.where(place == 0, grads[at], jnp.zeros_like(grads[at]))
-        return tuple([*grads[:index], *grads[index + 1 :]])
+        return (*grads[:index], *grads[index + 1 :])
 
     ends = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
     found = torch_rule(pull, arrays, ends)
@@ -245,7 +247,7 @@ def _incoming(static: _Static, block: Affine, first: Array, unit: Affine) -> Arr
         parts = [lax.all_gather(x, line.axis) for x in (block.transition, block.state)]
         state = first
         for i in range(line.size - 1):
-            before = Affine(*[part[line.rank(i)] for part in parts], block.diagonal)
+            before = Affine(parts[0][line.rank(i)], parts[1][line.rank(i)], block.diagonal)
             state = jnp.where(place > i, advance(before, state), state)
         return state
     held, distance = _shift(line, block, unit, place, 1), 1

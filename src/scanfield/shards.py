@@ -118,7 +118,9 @@ def check_arguments(op: Any, arrays: Sequence[Any], options: Mapping[str, Any]) 
     """The call, sorted; ArgumentError for what no shard can have."""
     bound = bind(op, arrays, options)
     if bound.states_at is not None:
-        raise ArgumentError("states_at: not over ranks; call the operation on the shard with the state that enters it")
+        raise ArgumentError(
+            "states_at: not over ranks; call the operation on the shard with the state that enters it"
+        )
     return bound
 
 
@@ -247,10 +249,10 @@ def block_map(call: Call, method: str | None) -> Affine:
     at = [entry.role for entry in operation.inputs].index("state")
     call = call._replace(arrays=(*call.arrays[:at], None, *call.arrays[at + 1 :]))
     try:
-        found = registry.call(call, "summarise", method)
+        transition, state = registry.call(call, "summarise", method)
     except BackendError:  # a forced candidate need not have this verb; the map is the same by any
-        found = registry.call(call, "summarise", "generic")
-    return Affine(*found, operation.diagonal(call))
+        transition, state = registry.call(call, "summarise", "generic")
+    return Affine(transition, state, operation.diagonal(call))
 
 
 def adjoint(block: Affine, gamma: Array) -> Affine:

@@ -6,17 +6,18 @@ import os
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
-from typing import Any  # noqa: E402  (JAX counts its devices when it is imported)
+from typing import Any
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from examples import op_inputs, rng_of  # noqa: E402
-from jax import numpy as jnp  # noqa: E402
-from jax.sharding import AxisType  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
+import jax
+import numpy as np
+import training
+from examples import op_inputs, rng_of
+from jax import numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-import scanfield  # noqa: E402
-from scanfield_jax.parallel import sequence_parallel  # noqa: E402
+import scanfield
+from scanfield_jax.parallel import DeviceReducer, sequence_parallel
 
 jax.config.update("jax_enable_x64", True)
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
@@ -32,12 +33,16 @@ def mesh_of(devices: int) -> Any:
     return jax.make_mesh((devices,), ("time",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
-def sharded(op: str, inputs: dict[str, Any], devices: int, exchange: str, options: dict[str, Any], **how: Any):
+def sharded(
+    op: str, inputs: dict[str, Any], devices: int, exchange: str, options: dict[str, Any], **how: Any
+):
     """The operation over a mesh, of whole arrays."""
 
     def local(arrays: dict[str, Any]) -> Any:
         return tuple(
-            sequence_parallel(getattr(scanfield, op), **arrays, axis_name="time", exchange=exchange, **options)
+            sequence_parallel(
+                getattr(scanfield, op), **arrays, axis_name="time", exchange=exchange, **options
+            )
         )
 
     specs = {n: P() if n in WHOLE else P(None, "time") for n in inputs}
@@ -46,13 +51,17 @@ def sharded(op: str, inputs: dict[str, Any], devices: int, exchange: str, option
     )
 
 
-def agreement(op: str, devices: int, exchange: str, options: dict[str, Any], dtype: str, drop: tuple[str, ...]):
+def agreement(
+    op: str, devices: int, exchange: str, options: dict[str, Any], dtype: str, drop: tuple[str, ...]
+):
     """The largest deviation of results and gradients from one device's, over the largest value of each."""
     given = op_inputs(op, f"{op} sharded", 2, 8)
     if options.pop("complex", False):
         given["A"] = given["A"] * (1 + 0.5j)
     inputs = {
-        n: jnp.asarray(x, dtype=None if np.iscomplexobj(x) else dtype) for n, x in given.items() if n not in drop
+        n: jnp.asarray(x, dtype=None if np.iscomplexobj(x) else dtype)
+        for n, x in given.items()
+        if n not in drop
     }
     plain = lambda arrays: tuple(getattr(scanfield, op)(**arrays, **options))  # noqa: E731
     rng = rng_of(f"{op} weights")
@@ -85,3 +94,10 @@ def refused(what: str) -> Any:
     how = {"check_vma": False} if what == "unchecked" else {}
     exchange = "ring" if what == "exchange" else "scan"
     return sharded("linear_scan", inputs, 4, exchange, options, **how)(inputs)
+
+
+def train(optimizer: str) -> dict[str, Any]:
+    """A training over the devices, and on one."""
+    return training.trained(optimizer, jnp, DeviceReducer(jax.devices()[:3])), training.trained(
+        optimizer, jnp
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import training
 from checks import TOLERANCE
 from ranks import Ranks
 
@@ -18,7 +19,9 @@ def devices():
         yield process
 
 
-def check(devices: Ranks, op: str, count: int, exchange: str, options: dict, dtype="float64", drop=()) -> None:
+def check(
+    devices: Ranks, op: str, count: int, exchange: str, options: dict, dtype="float64", drop=()
+) -> None:
     (answer,) = devices.run("agreement", op, count, exchange, options, dtype, drop)
     for name, error in answer.items():
         assert error <= TOLERANCE[dtype], f"{op}: {name} deviates by {error:.1e}"
@@ -47,3 +50,9 @@ def test_directions_numbers_and_no_state(devices: Ranks):
 def test_refusals(devices: Ranks, what: str, kind: str, words: str):
     (answer,) = devices.answers("refused", what)
     assert answer[:2] == ("raised", kind) and words in answer[2]
+
+
+def test_a_training_over_devices_is_one_devices(devices: Ranks):
+    for optimizer in ("lbfgs", "lm"):
+        ((found, want),) = devices.run("train", optimizer)
+        training.same(found, want)

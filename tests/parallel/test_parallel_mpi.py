@@ -15,7 +15,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mpi_scan.py"
 LAUNCHER = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py (pip install mpi4py mpich)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py (pip install mpi4py mpich)"
+)
 @pytest.mark.skipif(LAUNCHER is None, reason="needs mpiexec (pip install mpich)")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_example(ranks: int):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
+import training
 from checks import TOLERANCE
 from examples import EXAMPLES, OPERATIONS
 from ranks import Ranks
@@ -54,7 +57,9 @@ def test_every_operation_cut_anywhere(group: Ranks):
     for op in OPERATIONS:
         options = {"reverse": True} if op in REVERSED and group.size == 4 else {}
         check(group.run("every_cut", op, "float64", cuts_of(group.size), options, ""), TOLERANCE["float64"])
-        check(group.run("every_cut", op, "float32", cuts_of(group.size)[::4], options, ""), TOLERANCE["float32"])
+        check(
+            group.run("every_cut", op, "float32", cuts_of(group.size)[::4], options, ""), TOLERANCE["float32"]
+        )
 
 
 @pytest.mark.parametrize("group", [2, 4], indirect=True)
@@ -164,3 +169,29 @@ def test_a_rank_that_does_not_come_is_named(how: str, verb: str):
         assert "rank 1" in answers[rank][2] and "start again" in answers[rank][2]
         assert ("forward" if verb == "backward" else "backward") not in answers[rank][2]
     assert answers[1][0] == ("died" if how == "dies" else "raised")
+
+
+@pytest.mark.parametrize("group", [2, 4], indirect=True)
+def test_a_training_over_ranks_is_one_machines(group: Ranks):
+    for optimizer in training.OPTIMIZERS:
+        want = training.trained(optimizer, importlib.import_module("torch"))
+        found = group.run("train", optimizer)
+        training.same(found[0], want)
+        for other in found[1:]:
+            for name, right in found[0].items():
+                assert np.array_equal(other[name], right), f"ranks differ in {name}"
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "words"),
+    [
+        ("seed", "ShapeError", "network: float64"),
+        ("dtype", "DtypeError", "float32"),
+        ("points", "ArgumentError", "30 points on rank 1"),
+        ("library", "BackendError", "xp=torch"),
+        ("weights", "ArgumentError", "weights = 'annealing'"),
+    ],
+)
+def test_ranks_that_train_apart_are_refused(two: Ranks, what: str, kind: str, words: str):
+    for answer in two.answers("train_apart", what):
+        assert answer[:2] == ("raised", kind) and words in answer[2], answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import training
 from examples import example, op_inputs, rng_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import scanfield
+from scanfield import pinn
 from scanfield.layers import GatedDeltaNet2, GatedDeltaNet2Config, MambaBlock
-from scanfield_torch.parallel import layer_parallel, sequence_parallel, traffic
+from scanfield_torch.parallel import GroupReducer, layer_parallel, sequence_parallel, traffic
 
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -113,7 +116,7 @@ class Whole:
         if bounds is None:
             return list(range(self.final_state.shape[0])) if rank == (0 if reverse else size) else []
         found = []
-        for i, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for i, (low, high) in enumerate(itertools.pairwise(bounds)):
             if low == high:
                 where = next((r for r in range(size + 1) if ends[r] <= low < ends[r + 1]), size)
             else:
@@ -155,7 +158,9 @@ def worst(errors: Sequence[tuple[Any, dict[str, float]]]) -> list[tuple[float, s
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def every_cut(op: str, dtype: str, cuts: Sequence[Sequence[int]], options: dict[str, Any], change: str) -> Any:
+def every_cut(
+    op: str, dtype: str, cuts: Sequence[Sequence[int]], options: dict[str, Any], change: str
+) -> Any:
     """A sequence of 130 tokens cut at each of these."""
     packed = "cu_seqlens" in options
     states = len(options["cu_seqlens"]) - 1 if packed else None
@@ -356,7 +361,9 @@ def lost(rank: int, how: str, verb: str, seconds: float) -> str:
     """One rank dies, or is late; the others say which."""
     mine = dist.get_rank() == rank
     inputs = tensors(op_inputs("gdn2", "gdn2 lost", 1, 6), "float64")
-    sequence_parallel(scanfield.gdn2, **inputs).output.sum().backward()  # compiles what it needs without a limit
+    sequence_parallel(
+        scanfield.gdn2, **inputs
+    ).output.sum().backward()  # compiles what it needs without a limit
     if verb == "forward" and mine:
         _leave(how, seconds)
     result = sequence_parallel(scanfield.gdn2, **inputs, timeout=seconds)
@@ -375,3 +382,23 @@ def _leave(how: str, seconds: float) -> None:
         os._exit(1)
     time.sleep(3 * seconds + 2)
     raise TimeoutError("late on purpose")
+
+
+def train(optimizer: str) -> dict[str, Any]:
+    """A training over the group."""
+    return training.trained(optimizer, torch, GroupReducer())
+
+
+def train_apart(what: str) -> Any:
+    """One rank trains something else."""
+    rank = dist.get_rank()
+    features = pinn.FourierFeatures(1, 5, scale=1.0, seed=rank if what == "seed" else 1)
+    kind = "float32" if what == "dtype" and rank == 1 else "float64"
+    xp = np if what == "library" else torch
+    network = pinn.Network.create(features, hidden=[6], outputs=1, seed=2, xp=xp, dtype=kind)
+    points = 29 + (rank if what == "points" else 0)
+    weights = "annealing" if what == "weights" else "fixed"
+    return pinn.train(
+        training.problem(), network, points=points, optimizer="adam", iterations=2, held_out=9,
+        sampling="uniform", weights=weights, reducer=GroupReducer(), resample=None,
+    )  # fmt: skip

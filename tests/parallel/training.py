@@ -1,4 +1,4 @@
-"""A training that every engine runs: a problem with a boundary of two points, so that shards are uneven and some lack a term."""
+"""A training that every engine runs. Its boundary is two points: shards are uneven, and some lack a term."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def trained(optimizer: str, xp: Any, reducer: Any = None) -> dict[str, Any]:
             network,
             points=29,
             held_out=16,
+            sampling="uniform",
             seed=3,
             optimizer=optimizer,
             iterations=OPTIMIZERS[optimizer],

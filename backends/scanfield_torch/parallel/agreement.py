@@ -20,9 +20,7 @@ Description = list[tuple[str, str]]
 _TEXT = 4096  # bytes of a description or an error that travel
 
 
-def agree(
-    link: Link, local: Callable[[], tuple[T, int, Description]]
-) -> tuple[T, tuple[int, ...]]:
+def agree(link: Link, local: Callable[[], tuple[T, int, Description]]) -> tuple[T, tuple[int, ...]]:
     """What ``local`` returns first, and everybody's number of tokens.
 
     ``local`` checks this rank's arguments and describes them. Where it raises, every rank raises; where descriptions
@@ -30,7 +28,8 @@ def agree(
     """
     error: Exception | None = None
     found: Any = None
-    tokens, description = 0, []
+    tokens = 0
+    description: Description = []
     try:
         found, tokens, description = local()
     except Exception as raised:  # told to the others first: they wait for this rank
@@ -69,7 +68,7 @@ def _texts(link: Link, text: str) -> list[str]:
 
 
 def _disagreement(link: Link, descriptions: Sequence[Sequence[Sequence[str]]]) -> Exception:
-    rows = [{label: value for label, value in description} for description in descriptions]
+    rows: list[dict[str, str]] = [{row[0]: row[1] for row in description} for description in descriptions]
     for label in dict.fromkeys(label for row in rows for label in row):
         values: dict[str, list[int]] = {}
         for rank, row in enumerate(rows):

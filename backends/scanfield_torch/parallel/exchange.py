@@ -140,8 +140,9 @@ def _packed(element: Element | None, like: Affine, maps: bool) -> Tensor:
     state = like.state if element is None else element.state.to(like.state.dtype)
     if not maps:
         return state.reshape(-1)
-    none = element is None or element.transition is None
-    transition = torch.zeros_like(like.transition) if none else element.transition  # type: ignore[union-attr]
+    transition = torch.zeros_like(like.transition)
+    if element is not None and element.transition is not None:
+        transition = element.transition
     return torch.cat([transition.broadcast_to(like.transition.shape).reshape(-1), state.reshape(-1)])
 
 

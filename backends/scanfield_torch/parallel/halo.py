@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.shards import Place, places, whole_bounds
 from scanfield_torch.parallel.agreement import Description, agree, digest
 from scanfield_torch.parallel.link import Link, check_once
@@ -58,11 +58,14 @@ def looked_back(
     """The halo, what this rank holds, and the bounds of the whole pack."""
 
     def local() -> tuple[tuple[int, ...] | None, int, Description]:
-        if not isinstance(x, Tensor) or x.ndim < 2:
-            raise ShapeError(f"x: {getattr(x, 'shape', type(x).__name__)}; a tensor (batch, time, ...) is expected")
+        given: object = x
+        if not isinstance(given, Tensor):
+            raise BackendError(f"x: {type(given).__name__}; a tensor (batch, time, ...) is expected")
+        if x.ndim < 2:
+            raise ShapeError(f"x: {tuple(x.shape)}; a tensor (batch, time, ...) is expected")
         if not (x.dtype.is_floating_point or x.dtype.is_complex):
             raise DtypeError(f"x: dtype {x.dtype}; a tensor of real or complex numbers is expected")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not _is_count(count):
             raise ArgumentError(f"count: {count!r}; allowed is an integer of at least 0")
         shape = ", ".join(["time" if i == 1 else str(size) for i, size in enumerate(x.shape)])
         bounds = None if cu_seqlens is None else whole_bounds(cu_seqlens)
@@ -86,6 +89,10 @@ def looked_back(
     )
     tokens = cast(Tensor, _Halo.apply(messages, x))  # type: ignore[no-untyped-call]
     return tokens, found[link.rank], bounds
+
+
+def _is_count(count: object) -> bool:
+    return isinstance(count, int) and not isinstance(count, bool) and count >= 0
 
 
 class Overlap(NamedTuple):
@@ -120,7 +127,7 @@ class _Messages(NamedTuple):
     arriving: list[Overlap]
     leaving: list[Overlap]
     first: int
-    count: int
+    width: int
 
 
 class _Halo(torch.autograd.Function):

@@ -57,8 +57,8 @@ def layer_parallel(
 
     Notes
     -----
-    A block exchanges (conv_width - 1) tokens of its inner width with its neighbour, and the states of its scan. The gradient of
-    a parameter is the part of this rank's tokens: sum it over the ranks.
+    A block exchanges (conv_width - 1) tokens of its inner width with its neighbour, and the states of its scan. The
+    gradient of a parameter is the part of this rank's tokens: sum it over the ranks.
 
     Examples
     --------
@@ -99,16 +99,14 @@ class _ShardedRun(Run):
 
     def many(self, function: Function, *inputs: Value | None) -> tuple[Value, ...]:
         """Run an operation."""
-        arrays = [None if value is None else value.array for value in inputs]
+        arrays: list[Any] = [None if value is None else value.array for value in inputs]
         if isinstance(function, Convolution):
             outputs = self._convolved(*arrays)
         elif isinstance(function, Scan):
-            given = dict(zip(function.names, arrays, strict=True))
+            given: dict[str, Any] = dict(zip(function.names, arrays, strict=True))
             how: dict[str, Any] = {"exchange": self.exchange, "states": "own", "timeout": self.timeout}
             op = getattr(scanfield, function.op)
-            outputs = tuple(
-                sequence_parallel(op, **given, **dict(function.options), **how, group=self.group)
-            )
+            outputs = tuple(sequence_parallel(op, **given, **dict(function.options), **how, group=self.group))
         else:
             outputs = function.forward(self.xp, *arrays)
         return tuple([self.enter(array, False) for array in outputs])

@@ -59,7 +59,9 @@ def check_timeout(timeout: Any) -> timedelta | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e9:
-        raise ArgumentError(f"timeout: {timeout!r}; allowed are seconds above 0, and None for the group's own")
+        raise ArgumentError(
+            f"timeout: {timeout!r}; allowed are seconds above 0, and None for the group's own"
+        )
     return timedelta(seconds=timeout)
 
 
@@ -77,7 +79,7 @@ class Link:
             raise StateError(
                 f"{name}: no process group; torch.distributed.init_process_group('gloo') first, on every rank"
             )
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         if self.group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(self.group) < 0:
             raise ArgumentError("group: this process is no member of it; only members call")
         self.timeout = check_timeout(timeout)
@@ -104,7 +106,7 @@ class Link:
         """Messages to and from single ranks; what is received is written into the tensors given for it."""
         if not sends and not receives:
             return
-        messages = [(dist.isend, peer, _plain(x)) for peer, x in sends]
+        messages: list[tuple[Any, int, Tensor]] = [(dist.isend, peer, _plain(x)) for peer, x in sends]
         messages += [(dist.irecv, peer, _plain(x)) for peer, x in receives]
         operations = [
             dist.P2POp(kind, x, dist.get_global_rank(self.group, peer), self.group)
@@ -140,7 +142,9 @@ class Link:
 
     # -- waiting ---------------------------------------------------------------------------------------------------------
 
-    def _wait(self, what: str, start: Callable[[], Sequence[Any]], peers: Sequence[int] | None = None) -> None:
+    def _wait(
+        self, what: str, start: Callable[[], Sequence[Any]], peers: Sequence[int] | None = None
+    ) -> None:
         try:
             for work in start():
                 if work is None:

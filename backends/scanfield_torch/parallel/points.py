@@ -55,8 +55,10 @@ class GroupReducer:
         check_timeout(timeout)
         self.group, self.timeout = group, timeout
 
-    def build(self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]) -> Shares:
-        """This rank's share, once all ranks are known to train the same."""
+    def build(
+        self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]
+    ) -> Shares:
+        """The share of this rank, once all ranks are known to train the same."""
         link = Link(self.group, self.timeout, "pinn.train")
 
         def local() -> tuple[Part, int, Description]:

@@ -109,7 +109,9 @@ def sequence_parallel(
                 )
         reason = transform_reason()
         if reason is not None:
-            raise BackendError(f"sequence_parallel: not here; {reason}, and those carry no messages between ranks")
+            raise BackendError(
+                f"sequence_parallel: not here; {reason}, and those carry no messages between ranks"
+            )
         bound = check_arguments(op, local_arrays, options)
         # A kernel that reads a tensor's memory makes it unfit to be freed and filled again, as FSDP does with parameters.
         copied = {n: x.clone() for n, x in bound.arrays.items() if isinstance(x, torch.nn.Parameter)}
@@ -161,9 +163,7 @@ class _Part:
             mine = Element(block.transition, block.state)
         elif place.leaves:  # the last sequence starts here, whatever comes in
             mine = Element(None, shard.leaving(self._run(call, None, False)[1]))
-        state = incoming(
-            self.link, self.ranks, self.walk, mine, like, self.exchange, backward=False
-        )
+        state = incoming(self.link, self.ranks, self.walk, mine, like, self.exchange, backward=False)
         output, last, entered, kept = ran or self._run(call, state, keep)
         transition = mine.transition if mine is not None else None
         return output, self._shared(last), entered, kept._replace(transition=transition)
@@ -187,7 +187,9 @@ class _Part:
         def run(going: Tensor | None, asked: tuple[bool, ...]) -> Sequence[Tensor | None]:
             d_last = shard.after(ended, going, self._states_like(call, like))
             if d_output is None and d_last is None:
-                return [torch.zeros_like(x) if ask else None for x, ask in zip(call.arrays, asked, strict=True)]
+                return [
+                    torch.zeros_like(x) if ask else None for x, ask in zip(call.arrays, asked, strict=True)
+                ]
             return registry.backward(kept.chosen, call, kept.residuals, d_output, d_last, asked)
 
         if not place.leaves:
@@ -199,13 +201,13 @@ class _Part:
             if place.through:
                 turned = adjoint(like._replace(transition=cast(Tensor, kept.transition)), gamma)
                 mine = Element(turned.transition, gamma)
-        going = incoming(
-            self.link, self.ranks, self.walk, mine, like, self.exchange, backward=True
-        )
+        going = incoming(self.link, self.ranks, self.walk, mine, like, self.exchange, backward=True)
         grads = list(ran or run(going, wanted))
         if place.enters and grads[at] is not None:
             # The given state had no part in the sequence that comes in.
-            grads[at] = shard.entered(torch.zeros_like(like.state), call._replace(arrays=tuple(grads))).arrays[at]
+            grads[at] = shard.entered(
+                torch.zeros_like(like.state), call._replace(arrays=tuple(grads))
+            ).arrays[at]
         return grads
 
     # -- one rank's own work ---------------------------------------------------------------------------------------------
@@ -221,7 +223,8 @@ class _Part:
     def _states_like(self, call: Call, like: Any) -> Tensor:
         """The shape of all states of this shard."""
         first, behind = self.shard.place.sequences or (0, like.state.shape[0])
-        return like.state.new_zeros(()).expand(behind - first, *like.state.shape[1:])
+        zero: Tensor = like.state.new_zeros(())
+        return zero.expand(behind - first, *like.state.shape[1:])
 
     # -- final states ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class _Part:
         """The final states that this rank returns, from those after its shard."""
         shard, what = self.shard, "the exchange of final states"
         if self.states == "own":
-            return shard.ended(last)
+            return cast(Tensor, shard.ended(last))
         if shard.total is None:
             return self.link.broadcast(last.clone(), self.ranks[-1], what)
         whole = last.new_zeros((shard.total, *last.shape[1:]))
@@ -248,7 +251,7 @@ class _Part:
         whole = link.total(given, "the exchange of final states' cotangents")
         if shard.total is not None:
             return whole[shard.rows]
-        return shard.ended(whole)
+        return cast(Tensor, shard.ended(whole))
 
 
 class _Sharded(torch.autograd.Function):
@@ -272,9 +275,7 @@ class _Sharded(torch.autograd.Function):
         given, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count : 2 * count]
         transition, *residuals = ctx.saved_tensors[2 * count :]
         call = part.shard.call
-        arrays = tuple(
-            [x if isinstance(x, tuple) else t for x, t in zip(call.arrays, tensors, strict=True)]
-        )
+        arrays = tuple([x if isinstance(x, tuple) else t for x, t in zip(call.arrays, tensors, strict=True)])
         wanted = tuple(
             [need and x is not None for need, x in zip(ctx.needs_input_grad[1:], given, strict=True)]
         )

@@ -34,7 +34,6 @@ from scanfield.optimize.schedules import positive
 __all__ = ["Jacobian", "LMState", "LevenbergMarquardt", "Normal", "Residuals", "least_squares"]
 
 
-
 class Normal(NamedTuple):
     """What a step needs of a Jacobian whose rows are spread over machines."""
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError
 from scanfield.optimize import Normal
+from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jacobian import jacobian
 from scanfield.pinn.loss import residuals
 from scanfield.pinn.network import Network
@@ -40,7 +41,9 @@ class Shares(Protocol):
 class Reducer(Protocol):
     """An engine that holds shards of a training set and adds up what they say."""
 
-    def build(self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]) -> Shares:
+    def build(
+        self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]
+    ) -> Shares:
         """Make shards: ``make(k, size, network)`` is shard k of ``size``, its arrays beside those of ``network``.
 
         ``told`` describes the training, for engines whose ranks were started separately to compare.
@@ -95,9 +98,7 @@ class Part:
         sums = {name: self._zeros(x, 1) for name in self.names}
         if self.objective is not None:
             network, unknowns = self.objective.split(x)
-            found = residuals(
-                network, self.objective.terms, wavenumber=unknowns, chunk=self.objective.chunk
-            )
+            found = residuals(network, self.objective.terms, wavenumber=unknowns, chunk=self.objective.chunk)
             sums |= {name: xp.reshape(xp.sum(r * r), (1,)) for name, r in found.items()}
         return xp.concat([sums[name] for name in self.names])
 
@@ -200,11 +201,11 @@ class InTurn:
     """
 
     def __init__(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"size: {size!r}; allowed is an integer of at least 1")
-        self.size = size
+        self.size = check_count("size", size)
 
-    def build(self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]) -> Shares:
+    def build(
+        self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]
+    ) -> Shares:
         """All of them, here."""
         return _Here([make(shard, self.size, network) for shard in range(self.size)])
 
