@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from arrays import Library, deviation
 from checks import operation
-from examples import BASE, op_inputs
+from examples import op_inputs
 
 import scanfield
 from scanfield_dask.parallel import ClusterReducer
@@ -48,10 +48,10 @@ def test_a_lost_worker(library: Library, tmp_path):
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        for op in BASE:
+        for op in ("linear_scan", "gdn2"):
             folder = tmp_path / op
             folder.mkdir()
-            inputs = op_inputs(op, f"{op} lost worker", 2, 24)
+            inputs = op_inputs(op, f"{op} lost worker", 2, 12)
             arrays = {
                 n: x
                 if n in ("A", "D", "delta_bias")
@@ -76,13 +76,13 @@ def test_a_lost_worker(library: Library, tmp_path):
             assert len({mark.name.split("-")[0] for mark in folder.iterdir()}) > 1  # another worker took over
 
         # Points of a training on the same workers; their shards outlive one of them.
-        want = training.trained("lbfgs", np)
+        want = training.trained("lm", np)
         reducer = ClusterReducer(client, 3, timeout=120)
-        training.same(training.trained("lbfgs", np, reducer), want)
+        training.same(training.trained("lm", np, reducer), want)
         (pid, *_) = client.run(os.getpid).values()
         killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
         killer.start()
-        training.same(training.trained("lbfgs", np, reducer), want)
+        training.same(training.trained("lm", np, reducer), want)
         killer.join()
 
 
