@@ -53,57 +53,68 @@ def received(rank: int, ranks: int, state: int, block: int, exchange: str) -> in
 
 
 def rank_main(
-    rank: int, ranks: int, folder: str, tokens: int, repeats: int, exchange: str, answers: Any
+    rank: int, ranks: int, folder: str, runs: list[tuple[int, str]], repeats: int, answers: Any
 ) -> None:
     """One process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    draw = torch.Generator().manual_seed(rank)
+    found = []
+    for tokens, exchange in runs:
+        draw = torch.Generator().manual_seed(rank)
+        x = [torch.rand(1, tokens, HEADS, size, generator=draw) for size in (K, K, V, K, K)]
+        arrays = [
+            x[0] - 0.5,
+            torch.nn.functional.normalize(x[1] - 0.5, dim=-1),
+            x[2] - 0.5,
+            -x[3],
+            x[4],
+        ]
+        arrays = [x.requires_grad_() for x in arrays]
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=draw)
+        def once(arrays: list[torch.Tensor] = arrays, exchange: str = exchange) -> None:
+            result = sequence_parallel(scanfield.gdn2, *arrays, states="own", exchange=exchange)
+            result.output.sum().backward()
 
-    key = torch.nn.functional.normalize(random(1, tokens, HEADS, K) - 0.5, dim=-1)
-    arrays = [random(1, tokens, HEADS, K) - 0.5, key, random(1, tokens, HEADS, V) - 0.5]
-    arrays += [-random(1, tokens, HEADS, K), random(1, tokens, HEADS, K)]
-    arrays = [x.requires_grad_() for x in arrays]
-
-    def once() -> None:
-        result = sequence_parallel(scanfield.gdn2, *arrays, states="own", exchange=exchange)
-        result.output.sum().backward()
-
-    once()  # compiles
-    best = math.inf
-    for _ in range(repeats):
-        dist.barrier()
-        before = time.process_time()
-        once()
-        best = min(best, time.process_time() - before)
-    with traffic() as counted:
-        once()
-    answers.put((rank, best, counted.received))
+        once()  # compiles
+        best = math.inf
+        for _ in range(repeats):
+            dist.barrier()
+            before = time.process_time()
+            once()
+            best = min(best, time.process_time() - before)
+        with traffic() as counted:
+            once()
+        found.append((best, counted.received))
+    answers.put(found)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(ranks: int, tokens: int, repeats: int, exchange: str) -> Measured:
-    """Processes that each hold so many tokens."""
+def measure(ranks: int, runs: list[tuple[int, str]], repeats: int) -> list[Measured]:
+    """Processes that each hold so many tokens, one after the other by each exchange."""
     context = processes.get_context("spawn")
     answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         started = [
-            context.Process(target=rank_main, args=(rank, ranks, folder, tokens, repeats, exchange, answers))
+            context.Process(target=rank_main, args=(rank, ranks, folder, runs, repeats, answers))
             for rank in range(ranks)
         ]
         for process in started:
             process.start()
-        rows = [answers.get() for _ in started]
+        every = [answers.get() for _ in started]
         for process in started:
             process.join()
     state = HEADS * K * V * 4
     block = state + HEADS * K * K * 4
-    formula = 2 * sum(received(rank, ranks, state, block, exchange) for rank in range(ranks))
-    return Measured(ranks, tokens, max(row[1] for row in rows), sum(row[2] for row in rows), formula)
+    found = []
+    for i, (tokens, exchange) in enumerate(runs):
+        formula = 2 * sum(received(rank, ranks, state, block, exchange) for rank in range(ranks))
+        rows = [row[i] for row in every]
+        run = Measured(ranks, tokens, max(row[0] for row in rows), sum(row[1] for row in rows), formula)
+        if run.bytes != run.formula:
+            raise SystemExit(f"{run}: the bytes are not those of the formula")
+        found.append(run)
+    return found
 
 
 def overhead(repeats: int) -> list[tuple[str, float]]:
@@ -160,25 +171,22 @@ def main() -> None:
     whole, repeats = (512, 1) if arguments.quick else (8192, 5)
 
     print(f"gdn2 float32, {HEADS} heads, K = V = {K}; {os.cpu_count()} cores")
-    runs = {}
-    for kind, tokens in (("strong", lambda n: whole // n), ("weak", lambda n: whole // 4)):
+    sizes = {"strong": lambda ranks: whole // ranks, "weak": lambda ranks: whole // 4}
+    ways = {1: ("scan",), 2: ("scan", "gather"), 4: ("scan", "gather")}
+    runs: dict[tuple[str, int, str], Measured] = {}
+    for ranks, exchanges in ways.items():
+        keys = [(kind, ranks, exchange) for kind in sizes for exchange in exchanges]
+        runs |= zip(keys, measure(ranks, [(sizes[k[0]](ranks), k[2]) for k in keys], repeats), strict=True)
+    for kind in sizes:
         rows = []
-        for ranks in (1, 2, 4):
-            for exchange in ("scan", "gather") if ranks > 1 else ("scan",):
-                run = runs[kind, ranks, exchange] = measure(ranks, tokens(ranks), repeats, exchange)
-                if run.bytes != run.formula:
-                    raise SystemExit(f"{run}: the bytes are not those of the formula")
-                base = runs[kind, 1, "scan"].seconds
-                cost = run.seconds * (ranks if kind == "strong" else 1) / base
-                rows.append(
-                    [
-                        str(ranks),
-                        exchange if ranks > 1 else "-",
-                        f"{run.tokens:,}",
-                        f"{run.seconds * 1e3:.1f}",
-                    ]
-                    + [f"{cost:.2f}", f"{run.bytes:,}", f"{run.formula:,}"]
-                )
+        for (of, ranks, exchange), run in runs.items():
+            if of != kind:
+                continue
+            work = run.seconds * (ranks if kind == "strong" else 1) / runs[kind, 1, "scan"].seconds
+            rows.append(
+                [str(ranks), exchange if ranks > 1 else "-", f"{run.tokens:,}", f"{run.seconds * 1e3:.1f}"]
+                + [f"{work:.2f}", f"{run.bytes:,}", f"{run.formula:,}"]
+            )
         print(f"\n{kind} scaling")
         head = [
             "ranks",

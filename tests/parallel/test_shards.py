@@ -52,7 +52,13 @@ def test_places_are_those_of_a_count_token_by_token():
 def test_chains_begin_where_a_sequence_does():
     walk = places([4, 0, 3, 5, 2], (0, 2, 9, 14), False)
     assert [list(sources(walk, rank)) for rank in range(5)] == [[], [0], [0, 1], [0, 1, 2], [3]]
-    assert [list(sources(walk, rank, backward=True)) for rank in range(5)] == [[3, 2, 1], [3, 2], [3], [4], []]
+    assert [list(sources(walk, rank, backward=True)) for rank in range(5)] == [
+        [3, 2, 1],
+        [3, 2],
+        [3],
+        [4],
+        [],
+    ]
     assert [list(sources(places([1] * 4, None, False), rank)) for rank in range(4)] == [
         list(range(rank)) for rank in range(4)
     ]
