@@ -86,6 +86,19 @@ def test_every_option(group: Ranks, own: bool):
     check(group.run("examples_cut", names, "float64", 3, own), TOLERANCE["float64"])
 
 
+def test_f061_two_gloo_processes(two: Ranks):
+    for answer in two.run("f061"):
+        assert len(answer) == 9  # outputs, final state, seven gradients
+        for name, error in answer.items():
+            assert error <= 1e-12, name
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_half_precision(two: Ranks, dtype: str, step: float):
+    for answer in two.run("halves", dtype):
+        assert answer["output"] <= step and answer["final_state"] <= 1e-5
+
+
 @pytest.mark.parametrize("kind", ["MambaBlock", "GatedDeltaNet2"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_look_back_over_several_ranks(four: Ranks, kind: str, packed: bool):

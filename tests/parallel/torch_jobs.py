@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import training
 from examples import example, op_inputs, rng_of
+from field.draws import G
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -402,3 +403,28 @@ def train_apart(what: str) -> Any:
         training.problem(), network, points=points, optimizer="adam", iterations=2, held_out=9,
         sampling="uniform", weights=weights, reducer=GroupReducer(), resample=None,
     )  # fmt: skip
+
+
+def f061() -> dict[str, float]:
+    """The input of a report: gradients ten percent wrong on all ranks but the last."""
+    drawn = G(44, 1, 24, 2, 5, 3)
+    inputs = drawn.inputs() | {"initial_state": drawn.state}
+    return Whole("gdn2", inputs, {}, "float64").errors([10])
+
+
+def halves(dtype: str) -> dict[str, float]:
+    """Half precision in and out; the maps and the carry are float32."""
+    rank, ends = dist.get_rank(), [0, 5, 12]
+    here = slice(ends[rank], ends[rank + 1])
+    inputs = {
+        n: torch.tensor(x).to(getattr(torch, dtype)) for n, x in op_inputs("gdn2", "halves", 2, 12).items()
+    }
+    want = scanfield.gdn2(**inputs)
+    part = {n: x if n == "initial_state" else x[:, here] for n, x in inputs.items()}
+    got = sequence_parallel(scanfield.gdn2, **part)
+    assert got.output.dtype == want.output.dtype
+    assert got.final_state.dtype == torch.float32
+    return {
+        "output": float((got.output.float() - want.output[:, here].float()).abs().max()),
+        "final_state": float((got.final_state - want.final_state).abs().max()),
+    }

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Description = list[tuple[str, str]]
 """Label -> what this rank has under it, as an error would say it."""
 
-_TEXT = 4096  # bytes of a description or an error that travel
+_TEXT = 1 << 16  # bytes of a description or an error that travel
 
 
 def agree(link: Link, local: Callable[[], tuple[T, int, Description]]) -> tuple[T, tuple[int, ...]]:
