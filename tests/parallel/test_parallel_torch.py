@@ -208,3 +208,12 @@ def test_a_training_over_ranks_is_one_machines(group: Ranks):
 def test_ranks_that_train_apart_are_refused(two: Ranks, what: str, kind: str, words: str):
     for answer in two.answers("train_apart", what):
         assert answer[:2] == ("raised", kind) and words in answer[2], answer
+
+
+def test_a_group_of_one_is_the_plain_call():
+    with Ranks("torch_jobs", 1) as one:
+        assert one.run("alone") == [True]
+        want = training.trained("lm", importlib.import_module("torch"))
+        training.same(one.run("train", "lm")[0], want)
+        for error in one.run("layer_cut", "MambaBlock", [], False)[0].values():
+            assert error <= 1e-12

@@ -428,3 +428,13 @@ def halves(dtype: str) -> dict[str, float]:
         "output": float((got.output.float() - want.output[:, here].float()).abs().max()),
         "final_state": float((got.final_state - want.final_state).abs().max()),
     }
+
+
+def alone() -> bool:
+    """A group of one: the plain call, bit for bit, and nothing is sent."""
+    inputs = tensors(op_inputs("gdn2", "alone", 2, 9), "float64")
+    want = scanfield.gdn2(**inputs, reverse=True)
+    with traffic() as counted:
+        got = sequence_parallel(scanfield.gdn2, **inputs, reverse=True)
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    return counted.waits == 0

@@ -16,6 +16,7 @@ from scanfield.errors import ArgumentError, BackendError, StateError
 
 Tensor = torch.Tensor
 
+_GROUP: Any = getattr(dist, "ProcessGroup", ())
 _ANSWER = 10.0  # seconds in which a rank that is alive says so after a failure
 
 
@@ -63,6 +64,12 @@ def check_timeout(timeout: Any) -> timedelta | None:
             f"timeout: {timeout!r}; allowed are seconds above 0, and None for the group's own"
         )
     return timedelta(seconds=timeout)
+
+
+def is_alone(group: Any) -> bool:
+    """Whether a group has one member, this process. Asked first and at once: a small call feels what checks cost."""
+    pg = dist.group.WORLD if group is None and dist.is_available() else group
+    return isinstance(pg, _GROUP) and pg.size() == 1
 
 
 def check_once(name: str) -> None:

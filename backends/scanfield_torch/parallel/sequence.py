@@ -14,7 +14,7 @@ from scanfield.shards import Bound, Place, Shard, adjoint, check_arguments, loca
 from scanfield_torch.autograd import as_gradient
 from scanfield_torch.parallel.agreement import Description, agree, digest
 from scanfield_torch.parallel.exchange import Element, Exchange, check_exchange, incoming
-from scanfield_torch.parallel.link import Link, check_once
+from scanfield_torch.parallel.link import Link, check_once, is_alone
 from scanfield_torch.transforms import transform_reason
 
 Tensor = torch.Tensor
@@ -93,12 +93,14 @@ def sequence_parallel(
     tensor([1.0000, 1.5000, 1.7500])
     >>> torch.distributed.destroy_process_group()
     """
-    link = Link(group, timeout, "sequence_parallel")
     exchange = check_exchange(exchange)
     if states not in ("all", "own"):
         raise ArgumentError(f"states: {states!r}; allowed are 'all' and 'own'")
-    if link.size == 1:
-        return cast(ScanResult, op(*local_arrays, cu_seqlens=cu_seqlens, **options))
+    if is_alone(group):
+        if cu_seqlens is not None:
+            options["cu_seqlens"] = cu_seqlens
+        return cast(ScanResult, op(*local_arrays, **options))
+    link = Link(group, timeout, "sequence_parallel")
 
     def local() -> tuple[tuple[Bound, tuple[int, ...] | None], int, Description]:
         for name, array in (*enumerate(local_arrays), *options.items()):
