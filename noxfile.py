@@ -166,7 +166,14 @@ def docs(session: nox.Session) -> None:
     install(session, ["pinn", "plot"], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
+    session.run(
+        "python",
+        "docs/run_examples.py",
+        "README.md",
+        "docs/pinn.md",
+        "docs/pinn-workspace.md",
+        "docs/parallel.md",
+    )
 
 
 @nox.session(default=False)

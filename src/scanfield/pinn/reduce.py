@@ -194,7 +194,7 @@ class InTurn:
     --------
     >>> from scanfield import pinn
     >>> problem = pinn.Helmholtz(pinn.Interval(0, 1), 2.0, boundary=[pinn.Dirichlet(1.0)])
-    >>> network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[])
+    >>> network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
     >>> fit = pinn.train(problem, network, points=64, iterations=3, reducer=pinn.InTurn(3), held_out=10)
     >>> fit.iterations
     3
