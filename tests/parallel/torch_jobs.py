@@ -15,9 +15,6 @@ import torch.distributed as dist
 import training
 from examples import example, op_inputs, rng_of
 from field.draws import G
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
 
 import scanfield
 from scanfield import pinn
@@ -260,6 +257,11 @@ class Model(torch.nn.Module):
 
 def wrapped(kind: str, cuts: Sequence[int]) -> float:
     """DDP or FSDP around it: after one step of SGD the parameters of one machine."""
+    # Dear imports, which most groups do without.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
     rank, size, rng = dist.get_rank(), dist.get_world_size(), rng_of("wrapped")
     x, target = (torch.tensor(rng.standard_normal((1, 23, 6))) for _ in range(2))
     alone = Model()
@@ -339,6 +341,9 @@ def refused(what: str) -> Any:
     if what == "keyword":
         options["gate"] = 1
     if what == "dtensor":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         inputs["key"] = DTensor.from_local(inputs["key"].detach(), mesh, [Shard(1)])
     if what == "func":

@@ -234,9 +234,9 @@ def least_squares(
 
 def sum_of_squares(r: Array) -> float:
     """|r|^2 on the host; a number without axes is one already."""
-    xp = library_of(r, "residuals").namespace
-    if not len(r.shape):
+    if getattr(r, "shape", None) == ():
         return float(r)
+    xp = library_of(r, "residuals").namespace
     return float(xp.sum(r * r))
 
 
