@@ -211,14 +211,14 @@ def _alike(arrays: Arrays) -> Arrays:
     The loop over time carries sums of all of them, and JAX adds the gradient of a marked one up over the devices.
     """
     present = [x for x in arrays if x is not None]
-    axes = [_axes(x) for x in present]
+    axes = [axes_of(x) for x in present]
     every = frozenset[Any]().union(*axes)
     if all(mine == every for mine in axes):
         return arrays
-    return tuple([None if x is None else _vary(x, tuple(every - _axes(x))) for x in arrays])
+    return tuple([None if x is None else vary(x, tuple(every - axes_of(x))) for x in arrays])
 
 
-def _axes(x: Array) -> frozenset[Any]:
+def axes_of(x: Array) -> frozenset[Any]:
     """The mesh axes along which an array varies; each few versions of JAX give them another name."""
     kind: Any = jax.typeof(x)
     found: Any = getattr(kind, "vma", None)
@@ -227,7 +227,8 @@ def _axes(x: Array) -> frozenset[Any]:
     return frozenset(found)
 
 
-def _vary(x: Array, axes: tuple[Any, ...]) -> Array:
+def vary(x: Array, axes: tuple[Any, ...]) -> Array:
+    """An array marked as varying along more mesh axes."""
     if not axes:
         return x
     cast: Any = getattr(lax, "pcast", None)

@@ -7,7 +7,7 @@ names to arrays; `LBFGS` and `LevenbergMarquardt` take one vector and a function
 
 from scanfield.optimize.adam import Adam, AdamState
 from scanfield.optimize.lbfgs import LBFGS, LBFGSState, minimise
-from scanfield.optimize.levenberg_marquardt import LevenbergMarquardt, LMState, least_squares
+from scanfield.optimize.levenberg_marquardt import LevenbergMarquardt, LMState, Normal, least_squares
 from scanfield.optimize.result import Result
 from scanfield.optimize.schedules import Constant, Cosine, Exponential, Schedule
 
@@ -21,6 +21,7 @@ __all__ = [
     "LBFGSState",
     "LMState",
     "LevenbergMarquardt",
+    "Normal",
     "Result",
     "Schedule",
     "least_squares",

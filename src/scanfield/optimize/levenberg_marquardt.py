@@ -31,13 +31,23 @@ from scanfield.optimize.lbfgs import check_vector
 from scanfield.optimize.result import Result
 from scanfield.optimize.schedules import positive
 
-__all__ = ["Jacobian", "LMState", "LevenbergMarquardt", "Residuals", "least_squares"]
+__all__ = ["Jacobian", "LMState", "LevenbergMarquardt", "Normal", "Residuals", "least_squares"]
+
+
+class Normal(NamedTuple):
+    """What a step needs of a Jacobian whose rows are spread over machines."""
+
+    gradient: Array
+    """J^T r, (parameters,)"""
+    matrix: Array
+    """J^T J, (parameters, parameters)"""
+
 
 Residuals = Callable[[Array], Array]
-"""A vector -> its residuals, (rows,)."""
+"""A vector -> its residuals, (rows,), or the sum of their squares, ()."""
 
-Jacobian = Callable[[Array], tuple[Array, Array]]
-"""A vector -> its residuals and their Jacobian, (rows,) and (rows, parameters)."""
+Jacobian = Callable[[Array], tuple[Array, Array] | Normal]
+"""A vector -> its residuals and their Jacobian, (rows,) and (rows, parameters), or the products of these."""
 
 
 class LMState(NamedTuple):
@@ -131,17 +141,27 @@ class LevenbergMarquardt:
         if state.stopped:
             return x, state
         xp = library_of(x, "x").namespace
-        r, j = jacobian(x)
-        _check_shapes(r, j, x)
-        gradient = xp.matrix_transpose(j) @ r
+        found = jacobian(x)
+        if isinstance(found, Normal):
+            gradient = found.gradient
+            _check_normal(found, x)
+        else:
+            r, j = found
+            _check_shapes(r, j, x)
+            gradient = xp.matrix_transpose(j) @ r
         largest = float(xp.max(xp.abs(gradient)))
         if not math.isfinite(largest):
             return x, state._replace(stopped=result.NOT_FINITE)
         if largest <= self.tolerance:
             return x, state._replace(stopped=result.GRADIENT)
 
-        metric = self._metric(xp, j)
-        solve = self._system(j, r, gradient, metric)
+        metric: Array | float
+        if isinstance(found, Normal):
+            metric = self._metric(xp, xp.linalg.diagonal(found.matrix))
+            solve = self._primal(found.matrix, gradient, metric)
+        else:
+            metric = self._metric(xp, xp.sum(j * j, axis=0))
+            solve = self._system(j, r, gradient, metric)
         damping, seen_finite = state.damping, False
         for attempt in range(1, self.tries + 1):
             step = solve(damping)
@@ -158,12 +178,18 @@ class LevenbergMarquardt:
         stopped = result.NO_DESCENT if seen_finite else result.NOT_FINITE
         return x, state._replace(evaluations=state.evaluations + self.tries, stopped=stopped)
 
-    def _metric(self, xp: Namespace, j: Array) -> Array | float:
+    def _metric(self, xp: Namespace, diagonal: Array) -> Array | float:
         if self.metric == "identity":
             return 1.0
-        diagonal = xp.sum(j * j, axis=0)
         # A parameter that moves nothing has no scale of its own: it takes the smallest there is.
         return xp.where(diagonal > 0, diagonal, xp.max(diagonal) * 1e-12)
+
+    def _primal(
+        self, normal: Array, gradient: Array, metric: Array | float
+    ) -> Callable[[float], Array | None]:
+        xp = library_of(normal, "jacobian").namespace
+        weight = identity(xp, normal.shape[0], normal) * metric
+        return lambda damping: solve_positive(xp, normal + damping * weight, gradient)
 
     def _system(
         self, j: Array, r: Array, gradient: Array, metric: Array | float
@@ -172,9 +198,7 @@ class LevenbergMarquardt:
         xp = library_of(j, "jacobian").namespace
         rows, parameters = j.shape
         if self.system == "primal" or (self.system == "auto" and parameters <= rows):
-            normal = xp.matrix_transpose(j) @ j
-            weight = identity(xp, parameters, j) * metric
-            return lambda damping: solve_positive(xp, normal + damping * weight, gradient)
+            return self._primal(xp.matrix_transpose(j) @ j, gradient, metric)
 
         scaled = j / metric
         gram = scaled @ xp.matrix_transpose(j)
@@ -209,9 +233,20 @@ def least_squares(
 
 
 def sum_of_squares(r: Array) -> float:
-    """|r|^2 on the host."""
+    """|r|^2 on the host; a number without axes is one already."""
+    if getattr(r, "shape", None) == ():
+        return float(r)
     xp = library_of(r, "residuals").namespace
     return float(xp.sum(r * r))
+
+
+def _check_normal(found: Normal, x: Array) -> None:
+    size = x.shape[0]
+    if tuple(found.gradient.shape) != (size,) or tuple(found.matrix.shape) != (size, size):
+        raise ShapeError(
+            f"J^T r has shape {tuple(found.gradient.shape)}, J^T J {tuple(found.matrix.shape)} and x {tuple(x.shape)}: "
+            "expected are (parameters,), (parameters, parameters) and (parameters,)"
+        )
 
 
 def _check_shapes(r: Array, j: Array, x: Array) -> None:

@@ -43,6 +43,7 @@ from scanfield.pinn.layerwise import (
 from scanfield.pinn.loss import LossAndGrad, loss_and_grad, residuals
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Data, Helmholtz, Sample
+from scanfield.pinn.reduce import InTurn, Reducer
 from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Dependence, Piece, PreparedTerms, Term, prepare_terms
 from scanfield.pinn.train import train
@@ -65,6 +66,7 @@ __all__ = [
     "GradientCheck",
     "Helmholtz",
     "Impedance",
+    "InTurn",
     "Interface",
     "Interval",
     "Jacobian",
@@ -79,6 +81,7 @@ __all__ = [
     "PreparedTerms",
     "RawCoordinates",
     "Record",
+    "Reducer",
     "Robin",
     "Sample",
     "Solution",

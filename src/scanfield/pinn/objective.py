@@ -49,6 +49,18 @@ class Objective:
         self._workspace: Workspace | None = None
         self.reweight(multipliers or {})
 
+    @staticmethod
+    def of(
+        problem: Helmholtz, network: Network, sample: Sample, terms: PreparedTerms, chunk: int
+    ) -> Objective:
+        """The objective of terms that are prepared already: a part of the problem's own."""
+        found = Objective.__new__(Objective)
+        found.problem, found.network, found.sample, found.chunk = problem, network, sample, chunk
+        found.terms, found.names = terms, tuple(shape.name for shape in terms.shapes)
+        found._scales = terms.weights
+        found.multipliers = dict.fromkeys(found.names, 1.0)
+        return found
+
     def reweight(self, multipliers: dict[str, float]) -> None:
         """Other multipliers of the terms' weights."""
         self.multipliers = {name: float(multipliers.get(name, 1.0)) for name in self.names}

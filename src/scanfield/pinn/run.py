@@ -22,6 +22,7 @@ from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place, to_host
 from scanfield.pinn.problem import PDE, Helmholtz, Sample
 from scanfield.pinn.progress import Tick
+from scanfield.pinn.reduce import Reducer, Sharded
 from scanfield.pinn.sampling import weighted_choice
 from scanfield.pinn.stages import Stage
 
@@ -78,10 +79,11 @@ class Run:
     objective: Objective = field(init=False)
     now: Moment = field(init=False)
     reason: str = ""
+    reducer: Reducer | None = None
 
     def begin(self, sample: Sample) -> None:
         """At the network's own parameters."""
-        self.objective = Objective(self.problem, self.network, sample, chunk=self.chunk)
+        self.objective = self._objective(sample, None)
         x = self.objective.start()
         self.now = Moment(x, x, multipliers=self.objective.multipliers)
 
@@ -149,7 +151,12 @@ class Run:
             residual = self.objective.equation_residual(self.now.x, candidates)
             chosen = weighted_choice(residual, count, (self.seed, cycle, 2))
             sample = sample._replace(interior=candidates[chosen])
-        self.objective = Objective(self.problem, self.network, sample, self.now.multipliers, chunk=self.chunk)
+        self.objective = self._objective(sample, self.now.multipliers)
+
+    def _objective(self, sample: Sample, multipliers: dict[str, float] | None) -> Objective:
+        if self.reducer is not None:
+            return Sharded(self.problem, self.network, sample, self.reducer, chunk=self.chunk)
+        return Objective(self.problem, self.network, sample, multipliers, chunk=self.chunk)
 
     def _record(self, stage: int) -> Record:
         now = self.now

@@ -18,6 +18,7 @@ from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.progress import shown
+from scanfield.pinn.reduce import Reducer
 from scanfield.pinn.run import Callback, Run
 from scanfield.pinn.stages import resolve
 
@@ -47,6 +48,7 @@ def train(
     checkpoint_every: int = 50,
     resume: str | os.PathLike[str] | None = None,
     chunk: int = 256,
+    reducer: Reducer | None = None,
 ) -> Fit:
     """Fit a network to a Helmholtz problem.
 
@@ -76,6 +78,9 @@ def train(
         A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened.
     chunk
         Rows that go through the network together.
+    reducer
+        Spreads the points over machines, as `scanfield_torch.parallel.GroupReducer`, `scanfield_jax.parallel.DeviceReducer`
+        or `scanfield_dask.parallel.ClusterReducer` does; with `weights="fixed"`. The result is one machine's to rounding.
 
     Returns
     -------
@@ -116,6 +121,8 @@ def train(
         raise ArgumentError(
             f"weights = {weights!r}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
         )
+    if reducer is not None and weights != "fixed":
+        raise ArgumentError(f"weights = {weights!r}: over the shards of a reducer the weights are fixed")
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
     watched = min(max(points, 256), 1000) if held_out is None else held_out
     watched_points = problem.held_out(watched, seed=seed)
@@ -125,7 +132,7 @@ def train(
 
     run = Run(problem, network, stages, seed, weights, resample, adaptive, tolerance, patience, record, chunk)
     run.draw = lambda cycle: problem.draw(points, boundary, sampling=sampling, seed=seed, cycle=cycle)
-    run.callbacks = tuple(callbacks)
+    run.callbacks, run.reducer = tuple(callbacks), reducer
     run.checkpoint, run.checkpoint_every = checkpoint, checkpoint_every
     run.watched = watched_points
     run.settings = {

@@ -1,0 +1,42 @@
+"""The examples of several machines, each as its first lines say it is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, *before: str, **environment: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, *before, str(EXAMPLES / name)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
+    return finished.stdout
+
+
+@pytest.mark.backend("torch")
+def test_torch():
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert "2 ranks" in run("torch_parallel.py", *launcher)
+
+
+@pytest.mark.backend("jax")
+def test_jax():
+    assert "2 devices" in run("jax_parallel.py", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+@pytest.mark.backend("dask")
+def test_dask():
+    pytest.importorskip("distributed", reason="needs dask.distributed")
+    assert "2 workers" in run("dask_parallel.py", SCANFIELD_BLOCK="numpy.numba")
