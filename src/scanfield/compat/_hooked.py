@@ -36,6 +36,10 @@ class Frame:
     """The sequence of each token (batch, time), or None where a row is one sequence."""
     heads_done: int = 0
     """Zamba scans its heads one by one."""
+    layer: Any = None
+    """The mixer."""
+    inputs: Array | None = None
+    """What the convolution has seen before these tokens (batch, channels, width), for mixers that do not hand it on."""
 
 
 class _Frames(threading.local):
@@ -55,6 +59,11 @@ def leave() -> None:
     """Close the innermost frame of this thread."""
     if _frames.open:
         _frames.open.pop()
+
+
+def innermost() -> Frame | None:
+    """The frame of the mixer that runs in this thread."""
+    return _frames.open[-1] if _frames.open else None
 
 
 def within_frames(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -156,7 +156,7 @@ class MambaBlock(Layer):
         inside = self.children
         u, z = run.many(self.halves, run.layer("in_proj", inside["in_proj"], x))
         u = run.one(Activation("silu"), run.layer("conv1d", inside["conv1d"], u))
-        low, b, c = run.many(self.parts, run.layer("x_proj", inside["x_proj"], u))
+        low, b, c = self.selected(run, u)
         delta = run.layer("dt_proj", inside["dt_proj"], low)
         a = run.one(Rates(), run.parameter("A_log"))
         y, state = run.many(
@@ -165,6 +165,10 @@ class MambaBlock(Layer):
         run.leaving("ssm", state)
         y = run.one(Gate(), y, run.one(Activation("silu"), z))
         return run.layer("out_proj", inside["out_proj"], y)
+
+    def selected(self, run: Run, u: Value) -> tuple[Value, ...]:
+        """What u selects: steps of low rank, B and C."""
+        return run.many(self.parts, run.layer("x_proj", self.children["x_proj"], u))
 
 
 class Steps(Linear):
