@@ -224,7 +224,7 @@ def install_sources(session: nox.Session) -> None:
     """
     no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
     alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
-    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", env=no_kernels)
+    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", "lxt", env=no_kernels)
 
 
 def run_tests(session: nox.Session, library: str, *places: str) -> None:

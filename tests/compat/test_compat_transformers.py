@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from tiny_models import OLDER, REFUSED, SIZES, TYPES, VOCABULARY, build  # noqa: E402  (needs transformers)
 
-from scanfield.compat import _hooked  # noqa: E402
+from scanfield.compat import _hooked, _one_token  # noqa: E402
 from scanfield.compat.transformers import accelerate, supported  # noqa: E402
 
 # Fed in pieces, these two differ from themselves in one piece with transformers alone, in their attention layers.
@@ -259,3 +259,41 @@ def test_what_is_not_supported_is_named(monkeypatch):
             scanfield.BackendError, match=r"has no mamba_selective_scan; tested are 5\.24 and 5\.9"
         ):
             accelerate(model)
+
+
+@pytest.mark.skipif(OLDER, reason="older mixers have no function for it")
+def test_one_token_in_fewer_operations():
+    """The step of the convolution and that of the state against transformers' own, whatever the cache keeps."""
+    module = importlib.import_module("transformers.models.mamba.modeling_mamba")
+    generator = torch.Generator().manual_seed(4)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    for kept, bias, activation in ((3, None, None), (4, draw(5), "silu"), (6, draw(5), "silu")):
+        x, state, weight = draw(2, 5, 1), draw(2, 5, kept), draw(5, 4)
+        states = [state.clone(), state.clone()]
+        with torch.no_grad():
+            want = module.causal_conv1d_update(x, states[0], weight, bias, activation=activation)
+            got = _one_token.convolution(None, None, x, states[1], weight, bias, activation=activation)
+        assert off(got, want) <= 1e-6 and torch.equal(*states)
+    pool = draw(2, 3, 5, 4)  # a view with strides, as zamba passes
+    given = (draw(2, 5), draw(2, 5), -draw(5, 4).abs(), draw(2, 4), draw(2, 4))
+    for more in ({}, {"D": draw(5), "z": draw(2, 5), "dt_bias": draw(5), "dt_softplus": True}):
+        states = [pool[:, 1].clone(), pool.clone()[:, 1]]
+        with torch.no_grad():
+            want = module.mamba_selective_state_update(states[0], *given, **more)
+            got = _one_token.update(None, None, states[1], *given, **more)
+        assert off(got, want) <= 1e-5 and off(states[1], states[0]) <= 1e-6
+    # Where gradients are recorded, and in other dtypes, transformers' own.
+    called = []
+    _one_token.update(lambda *args, **kwargs: called.append(args), None, pool[:, 1], *given)
+    with torch.no_grad():
+        _one_token.convolution(
+            lambda *args, **kwargs: called.append(args),
+            None,
+            draw(1, 5, 1).double(),
+            draw(1, 5, 3),
+            draw(5, 4),
+        )
+    assert len(called) == 2

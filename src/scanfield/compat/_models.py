@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from scanfield.compat import _hooked, _older
+from scanfield.compat import _hooked, _older, _one_token
 from scanfield.errors import BackendError
 
 TESTED = "5.24 and 5.9"
@@ -34,10 +34,14 @@ class Kind(NamedTuple):
     """Whether sequences in one row are kept apart."""
 
 
-_CONVOLUTION = {"causal_conv1d_fn": _hooked.convolution}
+_CONVOLUTION = {
+    "causal_conv1d_fn": _hooked.convolution,
+    "causal_conv1d_update": _one_token.convolution,
+}
 _MAMBA = Kind(
     {
-        "mamba_selective_scan": _hooked.scan,  # one decoding step is right and cheap in transformers' own form
+        "mamba_selective_scan": _hooked.scan,
+        "mamba_selective_state_update": _one_token.update,
         "mamba_inner_fn": _hooked.nothing_fused,
         **_CONVOLUTION,
     },
