@@ -58,6 +58,10 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "cupy": (["cupy-cuda12", "pinn"], []),
 }
 
+# transformers' models run with the version of constraints/tested.txt and with an older one, whose constraints are these.
+OLDER = {"5.9.0": "constraints/transformers-5.9.txt"}
+MODELS = ["tests/compat/test_compat_transformers.py", "tests/compat/test_compat_explain.py"]
+
 
 @nox.session
 def demo(session: nox.Session) -> None:
@@ -75,6 +79,17 @@ def tests(session: nox.Session, library: str) -> None:
     if library == "torch":
         install_sources(session)
     run_tests(session, library)
+    if library == "torch" and not session.posargs:
+        for version in OLDER:
+            run_with_transformers(session, version)
+
+
+@nox.session(default=False)
+@nox.parametrize("version", [nox.param(x, id=x) for x in (*OLDER, "5.24.0")])
+def transformers(session: nox.Session, version: str) -> None:
+    """transformers' models alone, with one of its versions; tests(torch) has both."""
+    install(session, ["torch", "numba"], ["test", "peers-torch"])
+    run_with_transformers(session, version)
 
 
 @nox.session(name="tests-numpy", python=["3.12", "3.13"], default=False)
@@ -225,6 +240,17 @@ def install_sources(session: nox.Session) -> None:
     no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
     alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
     session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", "lxt", env=no_kernels)
+
+
+def run_with_transformers(session: nox.Session, version: str) -> None:
+    """Run the tests of transformers' models with this version; an older one lies in a folder before the installed one."""
+    variables = environment(session)
+    if version in OLDER:
+        folder = session.cache_dir.resolve() / f"transformers-{version}"
+        if not folder.is_dir():
+            session.install("--no-compile", "--no-deps", "--target", str(folder), "-r", OLDER[version])
+        variables["PYTHONPATH"] = str(folder)
+    session.run("pytest", "--backend=torch", *MODELS, *session.posargs, env=variables)
 
 
 def run_tests(session: nox.Session, library: str, *places: str) -> None:

@@ -1,8 +1,8 @@
 """One token of a decoding model on the CPU: what transformers computes for it, in fewer operations.
 
-Its convolution of one position goes through a general convolution, and its state is written four times a token. Plain products
-in place take a third and two thirds of that time. For other dtypes and devices, and where gradients are recorded,
-transformers' own functions run.
+Upstream's convolution of one position is a general one, and its state is written four times a token. Plain products in place
+take a third and two thirds of that time. For other dtypes and devices, and where gradients are recorded, transformers'
+own functions run.
 """
 
 from __future__ import annotations
