@@ -181,7 +181,14 @@ def docs(session: nox.Session) -> None:
     install(session, ["pinn", "plot"], ["docs", "test"])
     session.run("sphinx-build", "-W", "--keep-going", *session.posargs, "docs", "docs/_build/html")
     session.run("pytest", "--doctest-modules", "src/scanfield")
-    session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
+    session.run(
+        "python",
+        "docs/run_examples.py",
+        "README.md",
+        "docs/relevance.md",
+        "docs/pinn.md",
+        "docs/pinn-workspace.md",
+    )
 
 
 @nox.session(default=False)
@@ -190,15 +197,17 @@ def bench(session: nox.Session) -> None:
 
     Without options it also writes docs/performance.json and, from it, docs/performance.md.
     """
-    install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
+    install(session, ["numba", "torch", "jax", "pinn"], ["bench", "peers-torch"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
+    kept = {"scans_numpy": "docs/performance.json", "models": "docs/performance-models.json"}
     for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
-        keeps = name == "scans_numpy" and not options
-        more = ["--output", "docs/performance.json"] if keeps else options
+        keeps = name in kept and not options
+        more = ["--output", kept[name]] if keeps else options
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
         if keeps:
-            session.run("python", "benchmarks/_page.py", "docs/performance.json", "docs/performance.md")
+            first, *others = kept.values()
+            session.run("python", "benchmarks/_page.py", first, "docs/performance.md", *others)
 
 
 # What a fresh environment says of an installed distribution.

@@ -1,6 +1,6 @@
-"""docs/performance.md from the figures of `scans_numpy.py`.
+"""docs/performance.md from the figures of `scans_numpy.py`, and of other scripts with rows of the same kind.
 
-python benchmarks/_page.py docs/performance.json docs/performance.md
+python benchmarks/_page.py docs/performance.json docs/performance.md docs/performance-models.json
 """
 
 from __future__ import annotations
@@ -38,16 +38,33 @@ and from what each project documents, and are not the projects' own code.
 """
 
 
-def page(report: dict[str, Any]) -> str:
-    """The page of a report."""
+def page(report: dict[str, Any], *more: dict[str, Any]) -> str:
+    """The page of a report, and of further ones, each in one run of its own."""
     rows = report["rows"]
-    parts = [HEAD, "\n".join(_machine(report["machine"])), _summary(rows)]
+    parts = [
+        HEAD,
+        "\n".join(_machine(report["machine"])),
+        _summary([*rows, *(x for r in more for x in r["rows"])]),
+    ]
+    parts += _tables(rows)
+    for other in more:
+        machine = other["machine"]
+        packages = ", ".join(
+            f"{name} {machine[name]}" for name in ("torch", "transformers") if machine.get(name)
+        )
+        told = f"Another run, `{other['command']}`: {machine['date']}, {packages}, {machine['processor']}."
+        first, *rest = _tables(other["rows"])
+        title, _, table = first.partition("\n")
+        parts += ["\n".join([title, "", told, table]), *rest]
+    parts.append(HOW.format(command="\n".join(r["command"] for r in (report, *more))))
+    return "\n".join(f"{part.rstrip()}\n" for part in parts)
+
+
+def _tables(rows: list[Row]) -> list[str]:
     tables: dict[str, list[Row]] = {}
     for line in rows:
         tables.setdefault(line["table"], []).append(line)
-    parts += ["\n".join([f"## {table}", "", *_table(listed)]) for table, listed in tables.items()]
-    parts.append(HOW.format(command=report["command"]))
-    return "\n".join(f"{part.rstrip()}\n" for part in parts)
+    return ["\n".join([f"## {table}", "", *_table(listed)]) for table, listed in tables.items()]
 
 
 def _machine(machine: dict[str, Any]) -> Iterator[str]:
@@ -125,5 +142,6 @@ def _number(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+    source, target, *others = map(Path, sys.argv[1:])
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in (source, *others)]
+    target.write_text(page(*reports), encoding="utf-8")
