@@ -55,7 +55,7 @@ def page(report: dict[str, Any], *more: dict[str, Any]) -> str:
         told = f"Another run, `{other['command']}`: {machine['date']}, {packages}, {machine['processor']}."
         first, *rest = _tables(other["rows"])
         title, _, table = first.partition("\n")
-        parts += ["\n".join([title, "", told, table]), *rest]
+        parts += [f"{title}\n\n{told}\n{table}", *rest]
     parts.append(HOW.format(command="\n".join(r["command"] for r in (report, *more))))
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
 
