@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     """Whether sequences in one row are kept apart."""
 
 
-_CONVOLUTION = {
+_CONVOLUTION: Mapping[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _hooked.convolution,
     "causal_conv1d_update": _one_token.convolution,
 }
@@ -100,7 +100,7 @@ _OLD_MAMBA2 = Kind(
     {"causal_conv1d_fn": _older.convolution, "mamba_chunk_scan_combined": _older.chunk_scan},
     plain="torch_forward",
 )
-_RULE = {
+_RULE: Mapping[str, Callable[..., Any]] = {
     "chunk_gated_delta_rule": _hooked.gated_delta_rule,
     "recurrent_gated_delta_rule": _hooked.gated_delta_rule,
 }
