@@ -197,6 +197,16 @@ def _is_small_step(query: Array, value: Array) -> bool:
     return bool(time == 1 and batch * heads * width * query.shape[3] < _SMALL_STATE)
 
 
+def _token_by_token(x: Array) -> Array:
+    """The same tensor (batch, time, heads, width), a token's numbers side by side where the convolution left times so."""
+    batch, time, heads, width = x.shape
+    if x.device.type != "cpu" or x.stride(1) != 1 or x.stride(3) != time or 0 in x.shape:
+        return x
+    rows = [row.reshape(time, heads * width).contiguous() for row in x.unbind(0)]
+    whole = rows[0].unsqueeze(0) if batch == 1 else _arrays.namespace(x=x).stack(rows, axis=0)
+    return whole.reshape(batch, time, heads, width)
+
+
 def _rule(
     rule: Callable[..., Any], frame: Frame, q: Array, k: Array, v: Array, *, g: Array, beta: Array,
     initial_state: Array | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
@@ -204,6 +214,7 @@ def _rule(
 ) -> Any:  # fmt: skip
     options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
     state = _own(initial_state)
+    q, k, v = (_token_by_token(x) for x in (q, k, v))
     if frame.seq_idx is None:
         return rule(q, k, v, g, beta, initial_state=state, **options)
     batch, time = q.shape[:2]
