@@ -207,7 +207,9 @@ def bench(session: nox.Session) -> None:
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
         if keeps:
             first, *others = kept.values()
-            session.run("python", "benchmarks/_page.py", first, "docs/performance.md", *filter(os.path.exists, others))
+            session.run(
+                "python", "benchmarks/_page.py", first, "docs/performance.md", *filter(os.path.exists, others)
+            )
 
 
 # What a fresh environment says of an installed distribution.
