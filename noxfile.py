@@ -76,6 +76,9 @@ ON_STANDIN = [
     *(f"tests/pinn/test_pinn_{name}.py" for name in ("loss", "workspace")),
     "tests/lrp/test_lrp_scans.py",
 ]
+# transformers' models run with the version of constraints/tested.txt and with an older one, whose constraints are these.
+OLDER = {"5.9.0": "constraints/transformers-5.9.txt"}
+MODELS = ["tests/compat/test_compat_transformers.py", "tests/compat/test_compat_explain.py"]
 
 
 @nox.session
@@ -94,6 +97,17 @@ def tests(session: nox.Session, library: str) -> None:
     if library == "torch":
         install_sources(session)
     run_tests(session, library)
+    if library == "torch" and not session.posargs:
+        for version in OLDER:
+            run_with_transformers(session, version)
+
+
+@nox.session(default=False)
+@nox.parametrize("version", [nox.param(x, id=x) for x in (*OLDER, "5.24.0")])
+def transformers(session: nox.Session, version: str) -> None:
+    """transformers' models alone, with one of its versions; tests(torch) has both."""
+    install(session, ["torch", "numba"], ["test", "peers-torch"])
+    run_with_transformers(session, version)
 
 
 @nox.session(name="tests-numpy", python=["3.12", "3.13"], default=False)
@@ -247,6 +261,7 @@ KEPT = {
     "scans_numpy": "docs/performance.json",
     "pinn": "docs/performance-pinn.json",
     "helmholtz": "docs/performance-helmholtz.json",
+    "models": "docs/performance-models.json",
 }
 
 
@@ -256,7 +271,7 @@ def bench(session: nox.Session) -> None:
 
     Without options it also writes docs/performance*.json and, from them, docs/performance.md.
     """
-    install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
+    install(session, ["numba", "torch", "jax", "pinn"], ["bench", "peers-torch"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
@@ -343,7 +358,18 @@ def install_sources(session: nox.Session) -> None:
     """
     no_kernels = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "MAMBA_FORCE_BUILD": "TRUE"}
     alone = ["--no-compile", "--no-deps", "--no-build-isolation"]
-    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", env=no_kernels)
+    session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", "lxt", env=no_kernels)
+
+
+def run_with_transformers(session: nox.Session, version: str) -> None:
+    """Run the tests of transformers' models with this version; an older one lies in a folder before the installed one."""
+    variables = environment(session)
+    if version in OLDER:
+        folder = session.cache_dir.resolve() / f"transformers-{version}"
+        if not folder.is_dir():
+            session.install("--no-compile", "--no-deps", "--target", str(folder), "-r", OLDER[version])
+        variables["PYTHONPATH"] = str(folder)
+    session.run("pytest", "--backend=torch", *MODELS, *session.posargs, env=variables)
 
 
 def run_tests(session: nox.Session, library: str, *places: str) -> None:

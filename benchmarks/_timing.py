@@ -43,6 +43,13 @@ def seconds(call: Callable[[], Any], *, least: float = 0.2, rounds: int = 7) -> 
     return statistics.median(samples)
 
 
+def once(call: Callable[[], Any]) -> float:
+    """CPU seconds of a single call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
 def rivals(
     calls: Mapping[str, Callable[[], Any]], *, least: float = 1.0, rounds: int = 7
 ) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import sys
@@ -14,9 +15,9 @@ pytestmark = pytest.mark.backend("torch")
 torch = pytest.importorskip("torch", reason="transformers' models are PyTorch")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from tiny_models import SIZES, VOCABULARY, build  # noqa: E402  (needs transformers)
+from tiny_models import OLDER, REFUSED, SIZES, TYPES, VOCABULARY, build  # noqa: E402  (needs transformers)
 
-from scanfield.compat import _hooked  # noqa: E402
+from scanfield.compat import _hooked, _one_token  # noqa: E402
 from scanfield.compat.transformers import accelerate, supported  # noqa: E402
 
 # Fed in pieces, these two differ from themselves in one piece with transformers alone, in their attention layers.
@@ -38,8 +39,9 @@ def logits(output):
 
 
 def cache_of(output):
+    """The cache, by the name that the model's forward has for it: older ones ignore a wrong one without a word."""
     names = ("cache", "past_key_values", "cache_params")
-    return next(getattr(output, name) for name in names if getattr(output, name, None) is not None)
+    return next({name: getattr(output, name)} for name in names if getattr(output, name, None) is not None)
 
 
 def pieces(model, ids, cuts=(6, 9, 10)):
@@ -48,7 +50,7 @@ def pieces(model, ids, cuts=(6, 9, 10)):
     cache, found = cache_of(first), [logits(first)]
     bounds = (*cuts, ids.shape[1])
     for start, stop in itertools.pairwise(bounds):
-        found.append(logits(model(ids[:, start:stop], cache=cache, use_cache=True)))
+        found.append(logits(model(ids[:, start:stop], **cache, use_cache=True)))
     return torch.cat(found, dim=1)
 
 
@@ -68,25 +70,29 @@ def off(found, wanted):
 
 def test_every_supported_type_is_tested():
     assert set(SIZES) == set(supported()) and len(supported()) == 19
+    assert len(TYPES) == (11 if OLDER else 19)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", TYPES)
 def test_logits_gradients_and_pieces(name, monkeypatch):
     model, ids = build(name), tokens()
     with torch.no_grad():
-        want, own_pieces = logits(model(ids)), pieces(model, ids)
+        want = logits(model(ids))
+        # Their older attention takes tokens behind a cache one by one alone.
+        cuts = tuple(range(6, 11)) if OLDER and name in UPSTREAM_PIECES else (6, 9, 10)
+        own_pieces = pieces(model, ids, cuts) if name in UPSTREAM_PIECES else want
     want_gradients = gradients(model, ids)
     with accelerate(model) as running:
         assert running.layers >= 1 and running.models == (name,)
         with torch.no_grad():
             assert off(logits(model(ids)), want) <= 1e-5
-            found = pieces(model, ids)
+            found = pieces(model, ids, cuts)
             monkeypatch.setattr(
                 _hooked, "_SMALL_STATE", 0
             )  # small states take their steps here too, not upstream's
-            steps = pieces(model, ids)
+            steps = pieces(model, ids, cuts)
         for each in (found, steps):
-            assert off(each, own_pieces if name in UPSTREAM_PIECES else want) <= 2e-5
+            assert off(each, own_pieces) <= 2e-5
         found_gradients = gradients(model, ids)
     assert set(found_gradients) == set(want_gradients)
     largest = max(float(g.abs().max()) for g in want_gradients.values())
@@ -101,12 +107,12 @@ def test_logits_gradients_and_pieces(name, monkeypatch):
 
 
 def layer_of(model, name):
-    from scanfield.compat.transformers import _kind_of
+    from scanfield.compat._models import mixer_of
 
-    return next(layer for layer in model.modules() if _kind_of(layer) == name)
+    return next(x for x in model.modules() if (found := mixer_of(x)) is not None and found.name == name)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", TYPES)
 def test_packed_sequences_do_not_meet(name):
     """A layer on three sequences in one row, told by cu_seq_lens_q and by seq_idx, against each alone."""
     model = build(name)
@@ -119,6 +125,10 @@ def test_packed_sequences_do_not_meet(name):
         output = layer(x, **given)
         return output[0] if isinstance(output, tuple) else output
 
+    if name == "olmo_hybrid" and OLDER:
+        with accelerate(model), pytest.raises(scanfield.BackendError, match=r"seq_idx.*layers of their own"):
+            run(hidden, cu_seq_lens_q=torch.tensor(bounds))
+        return
     with accelerate(model), torch.no_grad():
         alone = torch.cat([run(hidden[:, a:b]) for a, b in itertools.pairwise(bounds)], dim=1)
         numbers = torch.tensor([[7, 7, 7, 7, 8, 9, 9, 9, 9]], dtype=torch.int32)
@@ -149,10 +159,12 @@ def test_chunked_prefill_is_mended(name):
     """Ten tokens, then five with the cache, against fifteen at once; without the repair the state starts anew."""
     model, ids = build(name), tokens(15)
     with torch.no_grad():
-        plain = off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:])
+        with pytest.raises(IndexError) if OLDER else contextlib.nullcontext():
+            assert off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:]) > 1e-3
         with accelerate(model):
-            mended = off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:])
-    assert plain > 1e-3 and mended <= 1e-5
+            assert off(pieces(model, ids, (10,))[:, 10:], logits(model(ids))[:, 10:]) <= 1e-5
+            # Fewer tokens than the convolution is wide.
+            assert off(pieces(model, ids, (5, 7, 10)), logits(model(ids))) <= 1e-5
 
 
 def test_greedy_decoding_is_upstreams():
@@ -176,14 +188,15 @@ def test_half_precision(name):
 def test_other_models_and_nested_use():
     """Only the models asked for; functions are back when the last one is done, whatever the order."""
     module = importlib.import_module("transformers.models.mamba.modeling_mamba")
-    original = module.mamba_selective_scan
+    place, name = (module.MambaMixer, "slow_forward") if OLDER else (module, "mamba_selective_scan")
+    original = getattr(place, name)
     calls = []
 
     def counted(*args, **kwargs):
         calls.append(1)
         return original(*args, **kwargs)
 
-    module.mamba_selective_scan = counted
+    setattr(place, name, counted)
     try:
         first, second, ids = build("mamba"), build("mamba"), tokens()
         with torch.no_grad():
@@ -202,9 +215,9 @@ def test_other_models_and_nested_use():
             first(ids)
             assert len(calls) == 4
             two.undo()
-        assert module.mamba_selective_scan is counted
+        assert getattr(place, name) is counted
     finally:
-        module.mamba_selective_scan = original
+        setattr(place, name, original)
 
 
 def test_an_error_in_forward_leaves_nothing_behind():
@@ -219,7 +232,7 @@ def test_an_error_in_forward_leaves_nothing_behind():
 
 def test_packs_under_gradient_checkpointing_are_refused_where_layers_are_not_told():
     model, ids = build("mamba"), tokens(9, batch=1)
-    model.activation_checkpointing_enable()
+    (model.gradient_checkpointing_enable if OLDER else model.activation_checkpointing_enable)()
     model.train()
     with accelerate(model):
         model(ids, use_cache=False)
@@ -234,7 +247,53 @@ def test_what_is_not_supported_is_named(monkeypatch):
         scanfield.BackendError, match=r"Linear has no layer .* supported are bailing_hybrid, bamba"
     ):
         accelerate(torch.nn.Linear(2, 2))
-    model = build("mamba")
-    monkeypatch.delattr(sys.modules["transformers.models.mamba.modeling_mamba"], "mamba_selective_scan")
-    with pytest.raises(scanfield.BackendError, match=r"has no mamba_selective_scan; tested is version 5\.24"):
-        accelerate(model)
+    for name in REFUSED:
+        with pytest.raises(
+            scanfield.BackendError, match=rf"modeling_{name} of transformers .* tested are 5\.24 and 5\.9"
+        ):
+            accelerate(build(name))
+    if not OLDER:
+        model = build("mamba")
+        monkeypatch.delattr(sys.modules["transformers.models.mamba.modeling_mamba"], "mamba_selective_scan")
+        with pytest.raises(
+            scanfield.BackendError, match=r"has no mamba_selective_scan; tested are 5\.24 and 5\.9"
+        ):
+            accelerate(model)
+
+
+@pytest.mark.skipif(OLDER, reason="older mixers have no function for it")
+def test_one_token_in_fewer_operations():
+    """The step of the convolution and that of the state against transformers' own, whatever the cache keeps."""
+    module = importlib.import_module("transformers.models.mamba.modeling_mamba")
+    generator = torch.Generator().manual_seed(4)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    for kept, bias, activation in ((3, None, None), (4, draw(5), "silu"), (6, draw(5), "silu")):
+        x, state, weight = draw(2, 5, 1), draw(2, 5, kept), draw(5, 4)
+        states = [state.clone(), state.clone()]
+        with torch.no_grad():
+            want = module.causal_conv1d_update(x, states[0], weight, bias, activation=activation)
+            got = _one_token.convolution(None, None, x, states[1], weight, bias, activation=activation)
+        assert off(got, want) <= 1e-6 and torch.equal(*states)
+    pool = draw(2, 3, 5, 4)  # a view with strides, as zamba passes
+    given = (draw(2, 5), draw(2, 5), -draw(5, 4).abs(), draw(2, 4), draw(2, 4))
+    for more in ({}, {"D": draw(5), "z": draw(2, 5), "dt_bias": draw(5), "dt_softplus": True}):
+        states = [pool[:, 1].clone(), pool.clone()[:, 1]]
+        with torch.no_grad():
+            want = module.mamba_selective_state_update(states[0], *given, **more)
+            got = _one_token.update(None, None, states[1], *given, **more)
+        assert off(got, want) <= 1e-5 and off(states[1], states[0]) <= 1e-6
+    # Where gradients are recorded, and in other dtypes, transformers' own.
+    called = []
+    _one_token.update(lambda *args, **kwargs: called.append(args), None, pool[:, 1], *given)
+    with torch.no_grad():
+        _one_token.convolution(
+            lambda *args, **kwargs: called.append(args),
+            None,
+            draw(1, 5, 1).double(),
+            draw(1, 5, 3),
+            draw(5, 4),
+        )
+    assert len(called) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from importlib.metadata import version
 from typing import Any
 
 VOCABULARY = 37
@@ -86,6 +88,13 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+OLDER = tuple(map(int, version("transformers").split(".")[:2])) < (5, 11)
+"""Whether mixers have methods for kernels, and fewer types exist."""
+REFUSED = ("falcon_h1", "nemotron_h", "zamba2") if OLDER else ()
+"""Types that the installed version has, and scanfield does not take from it."""
+TYPES = [n for n in SIZES if importlib.util.find_spec(f"transformers.models.{n}") and n not in REFUSED]
+"""Types that are taken from the installed version."""
+
 
 def build(name: str, **more: Any) -> Any:
     """The model in float32, weights drawn, in evaluation mode."""
@@ -97,7 +106,8 @@ def build(name: str, **more: Any) -> Any:
     model_class = getattr(importlib.import_module(f"{parent}.modeling_{name}"), model_name)
     torch.manual_seed(0)
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = config_class(**{"vocab_size": VOCABULARY, **special, **sizes, **more})
+    kernels = {"use_mamba_kernels": False} if OLDER and name in ("jamba", "zamba") else {}
+    config = config_class(**{"vocab_size": VOCABULARY, **special, **sizes, **kernels, **more})
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     with torch.no_grad():

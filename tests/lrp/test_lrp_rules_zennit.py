@@ -92,18 +92,23 @@ def test_linear_and_convolution(
     assert close(np.concatenate([found.state["conv"], found.x], axis=1), want.transpose(0, 2, 1))
 
 
-def test_embedding_and_norm(library: Library, rules: Any):
-    """A token gets what its row gets; a norm with its divisor held constant passes each number its own."""
+@pytest.mark.parametrize(
+    ("name", "settings", "rule"), PAIRS, ids=lambda x: repr(x) if isinstance(x, Rule) else ""
+)
+def test_embedding_and_norm(library: Library, rules: Any, name: str, settings: dict[str, Any], rule: Rule):
+    """A token gets what its row gets; a norm with its divisor held constant passes each number its own.
+
+    zennit has no rule of an embedding, and calls that of the norm Pass.
+    """
     torch, rng = library.torch, np.random.default_rng(12)
     linear = torch.nn.Linear(4, 3, dtype=torch.float64)
-    net = Sequential(embedding=Embedding(6, 4), out=Linear(4, 3)).init(dtype="float64")
+    net = Sequential(embedding=Embedding(6, 4), norm=RMSNorm(4), out=Linear(4, 3)).init(dtype="float64")
     net.set_parameters({f"out.{n}": p.detach().numpy() for n, p in linear.named_parameters()})
+    net.set_parameter("norm.weight", rng.standard_normal(4))
     tokens, R = np.asarray([[1, 5, 1]]), rng.standard_normal((1, 3, 3))
-    rows = net.named_parameters()["embedding.weight"][tokens]
-    want = explained(torch, rules, "Epsilon", {"epsilon": 0.1}, linear, rows, R)
-    assert close(net.relevance(R, tokens, rules=Epsilon(0.1), epsilon=0.0).x, want.sum(axis=-1))
-    # zennit calls that Pass.
-    norm = RMSNorm(4).init(dtype="float64")
-    x, R = rng.standard_normal((1, 3, 4)), rng.standard_normal((1, 3, 4))
-    want = explained(torch, rules, "Pass", {}, torch.nn.Identity(), x, R)
-    assert close(norm.relevance(R, x, epsilon=0.0).x, want)
+    normed = net.children["norm"](net.named_parameters()["embedding.weight"][tokens]).output
+    into = explained(torch, rules, name, settings, linear, normed, R)
+    want = explained(torch, rules, "Pass", {}, torch.nn.Identity(), normed, into)
+    assert close(net.relevance(R, tokens, rules=rule, epsilon=0.0).x, want.sum(axis=-1))
+    norm = RMSNorm(4).init(dtype="float64").replaced({"weight": net.named_parameters()["norm.weight"]})
+    assert close(norm.relevance(into, normed, epsilon=0.0).x, want)

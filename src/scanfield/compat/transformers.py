@@ -7,79 +7,17 @@ again. transformers itself is not imported here: who has a model has imported it
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Mapping
-from types import ModuleType, TracebackType
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
 from scanfield.arrays import copy
-from scanfield.compat import _arrays, _hooked
+from scanfield.compat import _arrays, _hooked, _older
+from scanfield.compat._models import MODELS, Mixer, kind_of, mixer_of, module_of
 from scanfield.errors import ArgumentError, BackendError, StateError
 
-
-class _Kind(NamedTuple):
-    """The module-level functions of a family of models, and whether its mixers drop the cached state of a prompt."""
-
-    functions: Mapping[str, Callable[..., Any]]
-    drops_state: bool = False
-
-
-_CONVOLUTION = {"causal_conv1d_fn": _hooked.convolution}
-_MAMBA = _Kind(
-    {
-        "mamba_selective_scan": _hooked.scan,  # one decoding step is right and cheap in transformers' own form
-        "mamba_inner_fn": _hooked.nothing_fused,
-        **_CONVOLUTION,
-    },
-    drops_state=True,
-)
-_ZAMBA = _MAMBA._replace(functions={n: f for n, f in _MAMBA.functions.items() if n != "mamba_inner_fn"})
-_MAMBA2 = _Kind(
-    {
-        "mamba2_chunk_scan": _hooked.chunk_scan,
-        "mamba2_selective_state_update": _hooked.update,
-        "mamba2_split_conv1d_scan_combined": _hooked.nothing_fused,
-        **_CONVOLUTION,
-    }
-)
-_GATED_DELTA = _Kind(
-    {
-        "torch_chunk_gated_delta_rule": _hooked.gated_delta_rule,
-        "torch_recurrent_gated_delta_rule": _hooked.gated_delta_rule,
-        **_CONVOLUTION,
-    }
-)
-_KIMI = _Kind(
-    {
-        "chunk_kimi_delta_attention": _hooked.kimi_delta_attention,
-        "recurrent_kimi_delta_attention": _hooked.kimi_delta_attention,
-        **_CONVOLUTION,
-    }
-)
-# model -> (class of its recurrent layers, their functions)
-_MODELS: Mapping[str, tuple[str, _Kind]] = {
-    "bailing_hybrid": ("BailingHybridDeltaAttention", _KIMI),
-    "bamba": ("BambaMixer", _MAMBA2),
-    "falcon_h1": ("FalconH1Mixer", _MAMBA2),
-    "falcon_mamba": ("FalconMambaMixer", _MAMBA),
-    "glm5_next": ("Glm5NextTextLinearAttention", _KIMI),
-    "granitemoehybrid": ("GraniteMoeHybridMambaLayer", _MAMBA2),
-    "jamba": ("JambaMambaMixer", _MAMBA),
-    "kimi_linear": ("KimiLinearDeltaAttention", _KIMI),
-    "lara_mini": ("LaraMiniGatedDeltaNet", _GATED_DELTA),
-    "mamba": ("MambaMixer", _MAMBA),
-    "mamba2": ("Mamba2Mixer", _MAMBA2),
-    "nemotron_h": ("NemotronHMamba2Mixer", _MAMBA2),
-    "olmo_hybrid": ("OlmoHybridGatedDeltaNet", _GATED_DELTA),
-    "qwen3_5": ("Qwen3_5GatedDeltaNet", _GATED_DELTA),
-    "qwen3_5_moe": ("Qwen3_5MoeGatedDeltaNet", _GATED_DELTA),
-    "qwen3_next": ("Qwen3NextGatedDeltaNet", _GATED_DELTA),
-    "qwen4_exp": ("Qwen4ExpTextGatedDeltaNet", _GATED_DELTA),
-    "zamba": ("ZambaMambaMixer", _ZAMBA),
-    "zamba2": ("Zamba2MambaMixer", _MAMBA2),
-}
-_PREFIX = "transformers.models."
 _CACHES = ("cache", "past_key_values", "cache_params")  # today's name first, then those of older versions
 _LOCK = threading.RLock()
 
@@ -93,7 +31,7 @@ def supported() -> tuple[str, ...]:
     >>> "mamba2" in transformers.supported()
     True
     """
-    return tuple(_MODELS)
+    return tuple(MODELS)
 
 
 def accelerate(model: Any) -> Acceleration:
@@ -124,7 +62,8 @@ def accelerate(model: Any) -> Acceleration:
 
     Notes
     -----
-    Tested with transformers 5.24. The cache keeps its own buffers, which are updated in place as upstream does.
+    Tested with transformers 5.24 and 5.9. Of 5.9, which has fewer types, falcon_h1, nemotron_h and zamba2 are refused, and
+    packed sequences of olmo_hybrid. The cache keeps its own buffers, which are updated in place as upstream does.
     Other models, and other instances of the same model, keep transformers' functions.
 
     Examples
@@ -140,59 +79,32 @@ def accelerate(model: Any) -> Acceleration:
         raise ArgumentError(
             f"model: expected a torch module, came {type(model).__module__}.{type(model).__qualname__}"
         )
-    layers = [(layer, found) for layer in model.modules() if (found := _kind_of(layer)) is not None]
+    layers = [(layer, found) for layer in model.modules() if (found := mixer_of(layer)) is not None]
     if not layers:
         raise BackendError(
-            f"model: {type(model).__name__} has no layer that scanfield can run; supported are {', '.join(_MODELS)}"
+            f"model: {type(model).__name__} has no layer that scanfield can run; supported are {', '.join(MODELS)}"
         )
-    modules = {name: _MODELS[name][1] for _, name in layers}
-    for name, kind in modules.items():
-        _check_functions(_module(name), kind)
-    return Acceleration(model, layers, modules)
-
-
-_kinds: dict[type, str | None] = {}  # asked at each layer of each token
-
-
-def _kind_of(layer: Any) -> str | None:
-    """The model type of a recurrent layer, seen by its class or one that it inherits from."""
-    cls = type(layer)
-    if cls not in _kinds:
-        _kinds[cls] = next(filter(None, map(_kind_by_name, cls.__mro__)), None)
-    return _kinds[cls]
-
-
-def _kind_by_name(cls: type) -> str | None:
-    name = cls.__module__.removeprefix(_PREFIX).partition(".")[0]
-    known = cls.__module__.startswith(_PREFIX) and name in _MODELS and cls.__name__ == _MODELS[name][0]
-    return name if known else None
-
-
-def _module(name: str) -> ModuleType:
-    return sys.modules[f"{_PREFIX}{name}.modeling_{name}"]
-
-
-def _check_functions(module: ModuleType, kind: _Kind) -> None:
-    missing = [name for name in kind.functions if not hasattr(module, name)]
-    if missing:
-        version = getattr(sys.modules.get("transformers"), "__version__", "of this process")
-        raise BackendError(
-            f"model: {module.__name__} of transformers {version} has no {', '.join(missing)}; tested is version 5.24"
-        )
+    mixers = {found.name: found for _, found in layers}
+    for layer, found in layers:
+        kind_of(found.name, found.cls, layer)  # another version's functions would have other names
+    return Acceleration(model, layers, mixers)
 
 
 class Acceleration:
     """What ``accelerate`` has put in place for one model."""
 
-    def __init__(self, model: Any, layers: list[tuple[Any, str]], modules: Mapping[str, _Kind]) -> None:
+    def __init__(self, model: Any, layers: list[tuple[Any, Mixer]], mixers: Mapping[str, Mixer]) -> None:
         self.layers = len(layers)
         """How many layers run on scanfield."""
-        self.models = tuple(modules)
+        self.models = tuple(mixers)
         """The model types that they belong to."""
-        self._modules: dict[str, _Kind] = dict(modules)
+        self._mixers: dict[str, Mixer] = dict(mixers)
+        self._own = [layer for layer, found in layers if found.kind.attributes]
         self._handles = []
-        for name, kind in modules.items():
-            _put(name, kind)
+        for mixer in mixers.values():
+            _put(mixer)
+        for layer in self._own:
+            _put_attributes(layer)
         for outer in {id(x): x for x in (model, getattr(model, "base_model", model))}.values():
             self._handles += [
                 outer.register_forward_pre_hook(_note_sequences, with_kwargs=True),
@@ -209,9 +121,12 @@ class Acceleration:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for name, kind in self._modules.items():
-            _take_back(name, kind)
-        self._modules.clear()
+        for mixer in self._mixers.values():
+            _take_back(mixer)
+        for layer in self._own:
+            _take_back_attributes(layer)
+        self._mixers.clear()
+        self._own.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -225,27 +140,77 @@ class Acceleration:
 # ---------------------------------------------------------------------------------------------------------------------
 # the functions of transformers' modules: put in place for the first model of a type, back with the last
 
+_ABSENT = object()
 _originals: dict[str, dict[str, Any]] = {}
+_ours: dict[str, dict[str, Any]] = {}
 _users: dict[str, int] = {}
 
 
-def _put(name: str, kind: _Kind) -> None:
+def _put(mixer: Mixer) -> None:
+    name, cls, kind = mixer
     with _LOCK:
         _users[name] = _users.get(name, 0) + 1
         if _users[name] > 1:
             return
-        module = _module(name)
-        _originals[name] = {function: getattr(module, function) for function in kind.functions}
-        for function, ours in kind.functions.items():
-            setattr(module, function, _hooked.within_frames(_originals[name][function], ours))
+        module = module_of(name)
+        _originals[name] = {function: getattr(module, function, _ABSENT) for function in kind.functions}
+        _ours[name] = {
+            function: _hooked.within_frames(_originals[name][function], ours)
+            for function, ours in kind.functions.items()
+        }
+        _ensure(name)
+        if kind.plain:
+            _originals[name][kind.plain] = getattr(cls, kind.plain)
+            setattr(cls, kind.plain, _older.prompt(getattr(cls, kind.plain), partial(_ensure, name)))
 
 
-def _take_back(name: str, kind: _Kind) -> None:
+def _ensure(name: str) -> None:
+    """Our functions in a module, also where one of its constructors has assigned others."""
+    module = module_of(name)
+    for function, ours in _ours[name].items():
+        if getattr(module, function, _ABSENT) is not ours:
+            setattr(module, function, ours)
+
+
+def _take_back(mixer: Mixer) -> None:
+    name, cls, kind = mixer
     with _LOCK:
         _users[name] -= 1
-        if _users[name] == 0:
-            for function, original in _originals.pop(name).items():
-                setattr(_module(name), function, original)
+        if _users[name]:
+            return
+        del _ours[name]
+        for function, original in _originals.pop(name).items():
+            place = cls if function == kind.plain else module_of(name)
+            if original is _ABSENT:
+                delattr(place, function)
+            else:
+                setattr(place, function, original)
+
+
+_NAME = "_scanfield_originals"
+
+
+def _put_attributes(layer: Any) -> None:
+    """An older layer's own functions, which it keeps beside ours, with the number of their users."""
+    attributes = mixer_of(layer).kind.attributes  # type: ignore[union-attr]
+    with _LOCK:
+        users, originals = layer.__dict__.get(_NAME, (0, {}))
+        if not users:
+            originals = {name: getattr(layer, name) for name in attributes}
+            for name, ours in attributes.items():
+                setattr(layer, name, _hooked.within_frames(originals[name], ours))
+        layer.__dict__[_NAME] = (users + 1, originals)
+
+
+def _take_back_attributes(layer: Any) -> None:
+    with _LOCK:
+        users, originals = layer.__dict__[_NAME]
+        if users > 1:
+            layer.__dict__[_NAME] = (users - 1, originals)
+            return
+        del layer.__dict__[_NAME]
+        for name, original in originals.items():
+            setattr(layer, name, original)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -271,22 +236,33 @@ def _forget_sequences(model: Any, args: Any, output: Any) -> None:
         _ambient.packs.pop()
 
 
-def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _hooked.enter(_hooked.Frame())  # whatever raises from here on, the closing hook finds one
     hidden = args[0] if args else kwargs["hidden_states"]
     batch, time = hidden.shape[:2]
     if time == 1:
-        return
-    frame = _hooked.Frame(seq_idx=_sequences(layer, kwargs, hidden, batch, time))
-    name = _kind_of(layer)
-    if name is not None and _MODELS[name][1].drops_state:
-        states = next((kwargs[word] for word in _CACHES if kwargs.get(word) is not None), None)
-        state = None if states is None else states.get_recurrent_state(layer.layer_idx, state_idx=0)
-        frame.state = (
-            None if state is None else copy(state)
-        )  # the cache writes into its buffer in the same pass
+        return None
+    frame = _hooked.Frame(seq_idx=_sequences(layer, kwargs, hidden, batch, time), layer=layer)
+    mixer = mixer_of(layer)
+    kind = None if mixer is None else mixer.kind
+    cache = next((kwargs[word] for word in _CACHES if kwargs.get(word) is not None), None)
+    if kind is not None and kind.drops_state and cache is not None:
+        state = cache.get_recurrent_state(layer.layer_idx, state_idx=0)
+        # The cache writes into its buffer in the same pass.
+        frame.state = None if state is None else copy(state)
+    elif kind is not None and kind.plain and cache is not None:
+        frame.state, frame.inputs = _older.kept(layer, cache)
     _hooked.leave()
     _hooked.enter(frame)
+    if frame.seq_idx is None or kind is None or not (kind.plain or kind.attributes):
+        return None
+    if not kind.packs:
+        raise BackendError(
+            f"seq_idx, cu_seq_lens_q: the convolutions of {type(layer).__name__} in this version of transformers are "
+            "layers of their own, which do not know them; a newer one keeps them apart"
+        )
+    # Older layers refuse what only kernels know; the frame knows it.
+    return args, {word: value for word, value in kwargs.items() if word not in ("seq_idx", "cu_seq_lens_q")}
 
 
 def _close_frame(layer: Any, args: Any, output: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy
 
 from scanfield import dispatch
-from scanfield.arrays import Array, Namespace, check_same_library, dtype_name, library_of
+from scanfield.arrays import Array, Namespace, check_floating, check_same_library, dtype_name, library_of
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.parameters import SCHEMES, Parameter
@@ -159,6 +159,32 @@ class Parametrised:
         for (_, owner, name), leaf in zip(self.owners(), leaves, strict=True):
             own.setdefault(id(owner), {})[name] = leaf
         return self._with(own)
+
+    def adopt(self, arrays: Mapping[str, Array]) -> Self:
+        """Take all parameters, by dotted name, as they are, without a copy and without ``init``; the layer is returned.
+
+        Raises
+        ------
+        StateError
+            For a name too many or too few; then, as for the others, nothing is changed.
+        ShapeError, DtypeError, BackendError, DeviceError
+            For arrays of another shape than the layer declares, of no real float dtype, or that do not go together.
+        """
+        owners = {full: (owner, name) for full, owner, name in self.owners()}
+        missing, unknown = sorted(owners.keys() - arrays.keys()), sorted(arrays.keys() - owners.keys())
+        if missing or unknown:
+            raise StateError(f"parameters: missing are {missing}, unknown are {unknown}")
+        check_same_library(list(arrays.items()))
+        for full, (owner, name) in owners.items():
+            shape = owner.parameters[name].shape
+            check_floating(arrays[full], full, complex_allowed=False)
+            if tuple(arrays[full].shape) != shape:
+                raise ShapeError(f"{full}: shape {tuple(arrays[full].shape)}, must be {shape}")
+        for full, (owner, name) in owners.items():
+            owner._values[name] = arrays[full]
+        if arrays:
+            self._tell(next(iter(arrays.values())))
+        return self
 
     def _with(self, values: Mapping[int, dict[str, Array]]) -> Self:
         made = copy.copy(self)
