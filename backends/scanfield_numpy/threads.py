@@ -23,7 +23,7 @@ from scanfield_numpy.memory import fresh
 
 Array = Any
 
-_BYTE = numpy.dtype(numpy.uint8)
+_BYTE, _INTEGER = numpy.dtype(numpy.uint8), numpy.dtype(numpy.int64)
 _ZERO = {name: numpy.dtype(name).type(0) for name in ("float32", "float64")}
 
 _lock = threading.Lock()
@@ -54,11 +54,16 @@ def run(
     compiled = kernel(dtype, size)
     tag = ((0,) * size,) if size else ()
     kind = _ZERO[dtype]
-    block = numpy.array([*integers, *_addresses(arrays)], numpy.int64)
-    (place,) = _addresses((block,))
-    count = max(1, min(tasks, int(work // WORTH_A_THREAD)))
+    block = numpy.array([*integers, *_addresses(arrays)], _INTEGER)
+    count = min(tasks, int(work // WORTH_A_THREAD))
     if count > 1:
         count = min(count, get_num_threads())
+    if count <= 1:  # the whole of a short call: nothing of what several threads need
+        own = fresh(memory * kind.itemsize + 64, _BYTE)
+        place, address = _addresses((block, own))
+        compiled(0, tasks, place, address + -address % 64, kind, *tag)
+        return
+    (place,) = _addresses((block,))
 
     def ranged(first: int, last: int, held: Any) -> None:
         own = fresh(memory * kind.itemsize + 64, _BYTE)
@@ -67,9 +72,6 @@ def run(
 
     # A kernel reads and writes by address: whoever runs it holds the arrays.
     held = block, arrays
-    if count == 1:
-        ranged(0, tasks, held)
-        return
     bounds = [tasks * i // count for i in range(count + 1)]
     waiting: list[Future[None]] = []
     try:

@@ -176,6 +176,10 @@ def record_of(op: Any) -> Record:
     return cast(Record, record)
 
 
+_PLANS = Plans()
+"""Of whole calls."""
+
+
 def run(
     record: Record,
     arrays: Mapping[str, Any],
@@ -184,9 +188,16 @@ def run(
     method: str | None,
 ) -> ScanResult:
     """Prepare, dispatch, name the results."""
+    values = (*arrays.values(), *options.values())
+    key = key_of(values, record.name) if states_at is None and type(record) is Operation else None
+    plan = _PLANS.get(key)
+    if plan is not None:
+        y, last = registry.call(plan.ready(values), "forward", method)
+        return ScanResult(plan.output(y), plan.state(last))
     prepared = record.prepare(arrays, options)
     if states_at is not None:
         return cast(ScanResult, _with_states(record, prepared, options, states_at, method))
+    _PLANS.keep(key, record, arrays, prepared)
     y, last = registry.call(prepared.call, "forward", method)
     return ScanResult(prepared.output(y), prepared.state(last))
 
@@ -232,7 +243,7 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
         plan = plans.get(key)
         if plan is not None:
             y, last = registry.call(plan.ready(values), "step", method)
-            return plan.output(y).squeeze(axis=1), plan.state(last)
+            return plan.output(y).squeeze(1), plan.state(last)
         arrays = {name: arguments.pop(name) for name in names}
         arrays[state_name] = arguments.pop("state")
         arrays |= dict.fromkeys(entry.name for entry in record.inputs if entry.role == "index")
