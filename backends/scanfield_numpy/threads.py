@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+from array import array as Block
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -23,7 +24,7 @@ from scanfield_numpy.memory import fresh
 
 Array = Any
 
-_BYTE, _INTEGER = numpy.dtype(numpy.uint8), numpy.dtype(numpy.int64)
+_BYTE = numpy.dtype(numpy.uint8)
 _ZERO = {name: numpy.dtype(name).type(0) for name in ("float32", "float64")}
 
 _lock = threading.Lock()
@@ -46,24 +47,25 @@ def run(
 ) -> None:
     """A kernel over all tasks, in as many threads as the work (in multiplications) is worth.
 
-    ``memory`` is the number of numbers that a range of tasks needs for itself; ``arrays`` lie as the kernel
-    expects; ``size`` is that of a kernel compiled for several.
+    ``memory`` is the number of numbers that a range of tasks needs for itself; ``integers`` may be a ``block_of`` some;
+    ``arrays`` lie as the kernel expects; ``size`` is that of a kernel compiled for several.
     """
     if not tasks:
         return
     compiled = kernel(dtype, size)
     tag = ((0,) * size,) if size else ()
     kind = _ZERO[dtype]
-    block = numpy.array([*integers, *_addresses(arrays)], _INTEGER)
+    block = integers[:] if type(integers) is Block else Block("q", integers)
+    block.fromlist(_addresses(arrays))
+    place = block.buffer_info()[0]
     count = min(tasks, int(work // WORTH_A_THREAD))
     if count > 1:
         count = min(count, get_num_threads())
     if count <= 1:  # the whole of a short call: nothing of what several threads need
         own = fresh(memory * kind.itemsize + 64, _BYTE)
-        place, address = _addresses((block, own))
+        (address,) = _addresses((own,))
         compiled(0, tasks, place, address + -address % 64, kind, *tag)
         return
-    (place,) = _addresses((block,))
 
     def ranged(first: int, last: int, held: Any) -> None:
         own = fresh(memory * kind.itemsize + 64, _BYTE)
@@ -88,6 +90,11 @@ def run(
     except BaseException:
         _abandon(waiting)
         raise
+
+
+def block_of(integers: Sequence[int], arrays: Sequence[Array]) -> Block[int]:
+    """The first places of a kernel's block, for many calls; whoever keeps it keeps the arrays."""
+    return Block("q", [*integers, *_addresses(arrays)])
 
 
 def _abandon(waiting: Sequence[Future[None]]) -> None:

@@ -11,7 +11,7 @@ from examples import BASE
 
 import scanfield
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
-from scanfield.scans import plans
+from scanfield.scans import plans, surface
 
 pytestmark = pytest.mark.backend("numpy")
 
@@ -35,6 +35,7 @@ def token(op: str, seed: int, batch: int = 2) -> dict[str, np.ndarray]:
 @pytest.fixture
 def built(monkeypatch):
     """How often a call found a plan."""
+    monkeypatch.setattr(surface, "_PLANS", plans.Plans())
     found: list[bool] = []
     get = plans.Plans.get
 
@@ -92,11 +93,23 @@ def test_what_is_more_than_shapes_is_no_plan(built):
     rng = np.random.default_rng(0)
     a, b = rng.random((1, 5, 3)), rng.random((1, 5, 3))
     single = a.astype("float32")
-    for options in ({"reverse": True}, {"cu_seqlens": (0, 2, 5)}, {"chunk_size": np.int64(2)}):
+    for options in (
+        {"reverse": True},
+        {"cu_seqlens": (0, 2, 5)},
+        {"cu_seqlens": np.array([0, 2, 5])},
+        {"chunk_size": np.int64(2)},
+    ):
         for _ in range(2):
             scanfield.linear_scan(a, b, **options)
             scanfield.linear_scan(single, b, **options)
     assert not any(built)
+    # Bounds of the same number and other values.
+    for bounds in ([0, 2, 5], [0, 3, 5]):
+        first, second = (
+            scanfield.linear_scan(a[:, i:j], b[:, i:j]).output for i, j in ((0, bounds[1]), (bounds[1], 5))
+        )
+        packed = scanfield.linear_scan(a, b, cu_seqlens=np.array(bounds)).output
+        assert np.array_equal(packed, np.concatenate([first, second], 1))
     flipped = scanfield.linear_scan(a[:, ::-1], b[:, ::-1]).output[:, ::-1]
     assert np.array_equal(scanfield.linear_scan(a, b, reverse=True).output, flipped)
 

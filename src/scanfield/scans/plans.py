@@ -75,8 +75,8 @@ class Plans:
                 continue
             name = "state" if entry.role == "state" and entry.name not in places else entry.name
             given = values.get(name)
-            if array is not given and not _reshaped(given, array):
-                return
+            if entry.role == "index" or (array is not given and not _reshaped(given, array)):
+                return  # bounds are checked by value
             sources.append((places[name], None if array is given else tuple(array.shape)))
         if len(self._found) >= self.most:
             self._found.clear()

@@ -219,7 +219,6 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     names = [entry.name for entry in record.inputs if entry.role in ("sequence", "shared")]
     known = tuple(own.parameters)
     positional = tuple(name for name, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
-    needed = tuple(name for name, p in own.parameters.items() if p.default is p.empty)
     defaults = {name: p.default for name, p in own.parameters.items() if p.default is not p.empty}
     kinds = tuple(name for name in known if name != "method")
     plans = Plans()
@@ -229,13 +228,10 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
             if keyword not in known:
                 raise unknown_keyword(f"{record.name}.step", keyword, known)
         # A token is little work, as much as inspect's own binding: that one is asked only for what to complain about.
-        by_position = positional[: len(args)]
-        arguments = {**defaults, **dict(zip(by_position, args, strict=False)), **kwargs}
-        if (
-            len(args) > len(positional)
-            or any(name in kwargs for name in by_position)
-            or any(name not in arguments for name in needed)
-        ):
+        given = {**dict(zip(positional, args, strict=False)), **kwargs}
+        arguments = {**defaults, **given}
+        # Too many, one twice, or one that is needed and not there.
+        if len(given) < len(args) + len(kwargs) or len(arguments) < len(known):
             _check_binding(f"{record.name}.step", own, args, kwargs)
         method = arguments.pop("method")
         values = [arguments[name] for name in kinds]
