@@ -500,6 +500,33 @@ def _child(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+# -- widths ------------------------------------------------------------------------------------------------------------
+def widths(quick: bool) -> Iterator[Row]:
+    """Few lanes have a kernel for each number of them: what that costs, and what one for all would."""
+    from scanfield_numpy import linear as ours
+
+    few = ours._few
+    for width in (1, 2) if quick else (1, 2, 3, 4, 8):
+        arrays = linear_inputs(1, 2048 if quick else 200_000, width)
+        run = forward(scanfield.linear_scan, arrays)
+        start = time.process_time()
+        run()
+        first = time.process_time() - start
+        own = _timing.seconds(run, least=0.02 if quick else 0.3)
+        try:
+            ours._few = lambda *_: False
+            ours._plan.cache_clear()
+            one = _timing.seconds(run, least=0.02 if quick else 0.3)
+        finally:
+            ours._few = few
+            ours._plan.cache_clear()
+        yield row(
+            "One kernel for each number of few lanes", f"linear_scan forward, lanes: {width}",
+            "the kernel that takes any number", one / own,
+            **{"ms": 1e3 * own, "peer ms": 1e3 * one, "note": f"its first call takes {first:.2g} CPU seconds"},
+        )  # fmt: skip
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 def threads(quick: bool) -> Iterator[Row]:
     """Wall time on two CPUs, the one row that is not CPU time."""
@@ -611,6 +638,7 @@ ROWS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "c": c,
     "avx2": avx2,
     "first": first,
+    "widths": widths,
     "threads": threads,
 }
 
