@@ -15,6 +15,7 @@ speaks of.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tarfile
 import zipfile
@@ -85,6 +86,31 @@ def tests_numpy(session: nox.Session) -> None:
     run_tests(session, "numpy")
 
 
+@nox.session(name="tests-slow", default=False)
+def tests_slow(session: nox.Session) -> None:
+    """What takes minutes a test: every golden case compiled by inductor."""
+    extras, groups = LIBRARIES["torch"]
+    install(session, extras, ["test", *groups])
+    install_sources(session)
+    run_tests(session, "torch", "--slow", "-m=slow")
+
+
+@nox.session(default=False)
+@nox.parametrize("library", [nox.param(x, id=x) for x in ("numpy", "strict", "torch", "jax")])
+def fuzz(session: nox.Session, library: str) -> None:
+    """Random calls of every operation and verb: 10,000 each on NumPy, 1,000 elsewhere; the seed is printed.
+
+    SCANFIELD_FUZZ_SEED and SCANFIELD_FUZZ_DRAWS repeat a run or make it shorter.
+    """
+    extras, groups = LIBRARIES[library]
+    install(session, extras, ["test", *groups])
+    seed = os.environ.get("SCANFIELD_FUZZ_SEED", str(secrets.randbelow(2**31)))
+    draws = os.environ.get("SCANFIELD_FUZZ_DRAWS", "10000" if library == "numpy" else "1000")
+    session.log(f"SCANFIELD_FUZZ_SEED={seed} SCANFIELD_FUZZ_DRAWS={draws}")
+    session.env.update(SCANFIELD_FUZZ_SEED=seed, SCANFIELD_FUZZ_DRAWS=draws)
+    run_tests(session, library, "tests/fuzz")
+
+
 @nox.session
 def cuda(session: nox.Session) -> None:
     """The CUDA kernels without a card: run on the CPU by an emulator (needs g++), compiled by NVRTC for three of them."""
@@ -96,7 +122,8 @@ def cuda(session: nox.Session) -> None:
 def agree(session: nox.Session) -> None:
     """Every implementation against every other, all libraries at once; a planted wrong one must be caught."""
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
-    session.run("scanfield", "check", "--full", *session.posargs, env=environment(session))
+    # Two processes: a case is mostly compilers of one thread.
+    session.run("scanfield", "check", "--full", "--jobs=2", *session.posargs, env=environment(session))
     session.run("pytest", "tests/agree", env=environment(session))
 
 
@@ -111,7 +138,11 @@ def minimums(session: nox.Session) -> None:
     ]
     tools = nox.project.dependency_groups(PROJECT, "test")
     session.install("--no-compile", "-e", ".", *map(lowest, claimed), *map(tested, tools))
-    run_tests(session, "numpy", "tests/scans", "tests/dispatch")
+    # What an old version of a library can change: the values, options, dtypes and shapes of the scans, and the dispatch.
+    scans = [
+        f"tests/scans/test_{name}.py" for name in ("golden", "options", "dtypes", "edges", "vjp", "lazy")
+    ]
+    run_tests(session, "numpy", *scans, "tests/dispatch")
     run_tests(session, "jax", "tests/scans/test_vjp.py")
 
 
@@ -169,18 +200,26 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/run_examples.py", "README.md", "docs/pinn.md", "docs/pinn-workspace.md")
 
 
+# Scripts of benchmarks/ whose figures stand in docs/performance.md, and where these are kept.
+KEPT = {
+    "scans_numpy": "docs/performance.json",
+    "pinn": "docs/performance-pinn.json",
+    "helmholtz": "docs/performance-helmholtz.json",
+}
+
+
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Timings and memory beside plain loops and peers; `-- overhead --quick` runs one script of benchmarks/.
 
-    Without options it also writes docs/performance.json and, from it, docs/performance.md.
+    Without options it also writes docs/performance*.json and, from them, docs/performance.md.
     """
     install(session, ["numba", "torch", "jax", "pinn"], ["bench"])
     scripts = sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
     options = [word for word in session.posargs if word not in scripts]
     for name in [word for word in session.posargs if word in scripts] or [x for x in scripts if x != "gpu"]:
-        keeps = name == "scans_numpy" and not options
-        more = ["--output", "docs/performance.json"] if keeps else options
+        keeps = name in KEPT and not options
+        more = ["--output", KEPT[name]] if keeps else options
         session.run("python", f"benchmarks/{name}.py", *more, env=environment(session))
         if keeps:
             session.run("python", "benchmarks/_page.py", "docs/performance.json", "docs/performance.md")

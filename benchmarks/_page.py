@@ -1,13 +1,13 @@
-"""docs/performance.md from the figures of `scans_numpy.py`.
+"""docs/performance.md from the figures of `scans_numpy.py`, and of each script that left its own beside them.
 
-python benchmarks/_page.py docs/performance.json docs/performance.md
+python benchmarks/_page.py docs/performance.json docs/performance.md      # and docs/performance-*.json
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 HEAD = """\
 # Performance
 
-<!-- Made from performance.json by benchmarks/_page.py; `nox -s bench` makes both. Do not edit. -->
+<!-- Made from performance*.json by benchmarks/_page.py; `nox -s bench` makes them all. Do not edit. -->
 
 How fast the compiled scans for NumPy arrays (`method="numpy.numba"`, the default where numba is installed) are beside
 what else runs on the same CPU, measured in one run. float32; the median of several rounds, in which all take turns; CPU
@@ -28,7 +28,7 @@ HOW = """\
 ## How to measure it where you are
 
 ```sh
-python -m nox -s bench    # everything, some ten minutes; writes this page and performance.json
+python -m nox -s bench    # everything, some ten minutes; writes this page and performance*.json
 {command}
 python benchmarks/scans_numpy.py --only gdn2 memory
 ```
@@ -38,16 +38,26 @@ and from what each project documents, and are not the projects' own code.
 """
 
 
-def page(report: dict[str, Any]) -> str:
-    """The page of a report."""
-    rows = report["rows"]
+def page(report: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> str:
+    """The page of a report, and of others, each with an `about`, whose tables follow."""
+    reports = [report, *others]
+    rows = [line for each in reports for line in each["rows"]]
     parts = [HEAD, "\n".join(_machine(report["machine"])), _summary(rows)]
-    tables: dict[str, list[Row]] = {}
-    for line in rows:
-        tables.setdefault(line["table"], []).append(line)
-    parts += ["\n".join([f"## {table}", "", *_table(listed)]) for table, listed in tables.items()]
-    parts.append(HOW.format(command=report["command"]))
+    for each in reports:
+        tables: dict[str, list[Row]] = {}
+        for line in each["rows"]:
+            tables.setdefault(line["table"], []).append(line)
+        for number, (table, listed) in enumerate(tables.items()):
+            about = [] if number or each is report else [_about(each), ""]
+            parts.append("\n".join([f"## {table}", "", *about, *_table(listed)]))
+    parts.append(HOW.format(command="\n".join(each["command"] for each in reports)))
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
+
+
+def _about(report: dict[str, Any]) -> str:
+    """What another script measured, and with what."""
+    machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    return f"{report['about']} (`{report['command']}`: {machine})"
 
 
 def _machine(machine: dict[str, Any]) -> Iterator[str]:
@@ -126,4 +136,7 @@ def _number(value: float | None) -> str:
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
-    target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+    found = [source, *sorted(source.parent.glob(f"{source.stem}-*.json"))]
+    first, *rest = [json.loads(path.read_text(encoding="utf-8")) for path in found]
+    made = page(first, rest)
+    target.write_text(made, encoding="utf-8")

@@ -14,6 +14,8 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 if "numpy" in sys.modules:
@@ -108,6 +110,23 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 
 def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def write(
+    path: str, command: str, about: str, rows: Sequence[dict[str, Any]], packages: Sequence[str]
+) -> None:
+    """Rows as `_page.py` reads them, with the command, what it measures, and what it was measured with."""
+
+    def found(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    machine = {"processor": processor(), "python": platform.python_version()}
+    machine |= {name: found(name) for name in packages} | {"date": time.strftime("%Y-%m-%d")}
+    report = {"command": command, "about": about, "machine": machine, "rows": list(rows)}
+    Path(path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def processor() -> str:

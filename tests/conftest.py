@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="numpy",
         help="the array library that this run tests (default: numpy)",
     )
+    parser.addoption("--slow", action="store_true", help="also what is marked slow: minutes each, not in CI")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,6 +100,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     name = config.getoption("--backend")
     gpu = arrays.has_gpu(name) if any(item.get_closest_marker("gpu") for item in items) else False
+    slow = config.getoption("--slow")
     kept, left_out = [], []
     for item in items:
         mark = item.get_closest_marker("backend")
@@ -122,7 +124,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         compiled = examples.COMPILED_FOR.get(method)
         if compiled and name != compiled:
             wanted = (compiled,)
-        (kept if name in wanted and not dear else left_out).append(item)
+        waits = not slow and item.get_closest_marker("slow") is not None
+        (kept if name in wanted and not dear and not waits else left_out).append(item)
         if compiled and method.endswith(".numba") and importlib.util.find_spec("numba") is None:
             item.add_marker(pytest.mark.skip(reason="the compiled scans need numba"))
         if item.get_closest_marker("gpu") and not gpu:

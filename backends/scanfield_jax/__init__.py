@@ -39,4 +39,5 @@ MANIFEST = Manifest(
         ),
     ),
     loop="scanfield_jax.loops:scan",
+    classes="scanfield_jax.pytrees:register",
 )

@@ -221,7 +221,11 @@ def device_kind(array: Array, library: str) -> str:
 def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     """The one library and device of all named arrays; BackendError or DeviceError, with the mending line, for a mix."""
     first_name, first = arrays[0]
-    _enter_tensors(type(first))
+    kind = type(first)
+    _enter_tensors(kind)
+    for _, array in arrays:
+        if type(array) is not kind:  # a torch Parameter among tensors
+            _enter_tensors(type(array))
     library = library_of(first, first_name)
     for name, array in arrays:
         if library_of(array, name).namespace is not library.namespace:

@@ -19,7 +19,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     Parameters
     ----------
     op, *arrays, **options
-        As in the call. Nothing is computed but what the preparation of the arrays needs.
+        As in the call. Nothing is computed but what the preparation of the arrays needs. ``op`` is a scan, or what has an
+        ``explain`` of its own (``pinn.loss_and_grad``).
 
     Returns
     -------
@@ -38,6 +39,10 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     >>> scanfield.explain(scanfield.linear_scan, a, b, method="generic").taken["forward"]
     'generic.recurrent'
     """
+    own = getattr(op, "__dict__", {}).get("explain")
+    if own is not None:
+        told: Explanation = own(*arrays, **options)
+        return told
     bound = bind(op, arrays, options)
     prepared = bound.record.prepare(bound.arrays, bound.options)
     return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)

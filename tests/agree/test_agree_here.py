@@ -14,7 +14,7 @@ from scanfield.cli.places import places
 
 
 @pytest.mark.backend("numpy", "torch")
-@pytest.mark.parametrize("operation", [*(record.name for record in scanfield.operations()), "pinn"])
+@pytest.mark.parametrize("operation", [*(record.name for record in scanfield.operations()), "pinn", "layers"])
 def test_all_forms_agree(request, operation):
     backend = request.config.getoption("--backend")
     here = places(dict.fromkeys(["numpy", backend]))

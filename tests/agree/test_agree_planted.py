@@ -91,4 +91,4 @@ def test_an_honest_candidate_agrees(tmp_path, more):
     import scanfield
 
     compared = {operation for pair in report["pairs"] for operation in pair["worst"]}
-    assert compared == {*(record.name for record in scanfield.operations()), "pinn"}
+    assert compared == {*(record.name for record in scanfield.operations()), "pinn", "layers"}

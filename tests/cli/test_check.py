@@ -30,7 +30,7 @@ def _pair(told):
 
 
 def _names():
-    return [*(record.name for record in scanfield.operations()), "pinn"]
+    return [*(record.name for record in scanfield.operations()), "pinn", "layers"]
 
 
 # -- a planted candidate, found through its entry point ------------------------------------------------------
@@ -105,6 +105,15 @@ def test_the_generic_forms_agree_in_every_regime(operation, capsys):
     assert "all agree" in capsys.readouterr().out
 
 
+def test_processes_share_the_cases(capsys):
+    """The report is that of one process, line by line."""
+    call = ["check", "--library", "numpy", "--operation", "linear_scan", "--operation", "retention"]
+    assert main(call) == 0
+    alone = capsys.readouterr().out
+    assert main([*call, "--jobs", "2"]) == 0
+    assert capsys.readouterr().out == alone
+
+
 @pytest.mark.backend("torch", "dask")  # on JAX, where it compiles for most of a minute, by `nox -s agree`
 def test_libraries_agree_with_numpy(request, capsys):
     name = request.config.getoption("--backend")
@@ -121,6 +130,7 @@ def test_libraries_agree_with_numpy(request, capsys):
     [
         (["--operation", "gnd2"], "unknown operation 'gnd2'"),
         (["--library", "numpyy"], "unknown library 'numpyy'"),
+        (["--jobs", "0"], "--jobs: expected at least 1, came 0"),
     ],
 )
 def test_an_unknown_name_is_status_2(arguments, words, capsys):

@@ -235,7 +235,7 @@ def test_formulas_are_arithmetic_and_nothing_else():
         number("log(0)", "k", {})
 
 
-def test_published_problems_are_beaten():
+def test_published_problems_are_beaten(capsys, monkeypatch):
     """The quick entries; each reference value is above ours by far."""
     quick = [
         entry for entry in ENTRIES if entry.title in ("square k = 4 pi", "plane wave k = 40", "line k = 100")
@@ -243,5 +243,13 @@ def test_published_problems_are_beaten():
     seen = []
     rows = reproduce(quick, done=seen.append)
     assert rows == seen and len(rows) == 3
+    # The table of the command is made of these rows.
+    monkeypatch.setattr("scanfield.pinn.reproduce.reproduce", lambda **_: rows)
+    status, out, _ = _run(capsys, "--reproduce", "--quiet")
+    assert status == 0
+    for row in rows:
+        (shown,) = [line for line in out.splitlines() if line.startswith(f"{row.entry.title} ")]
+        assert f"{row.error:.1e}" in shown and shown.count(row.entry.reference) == 1
+        assert row.entry.source in shown
     for row in rows:
         assert row.error < 0.05 * float(row.entry.reference.split()[0]) and row.parameters > 0

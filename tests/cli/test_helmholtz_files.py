@@ -86,6 +86,54 @@ def test_whole_and_with_stages(tmp_path, capsys):
     assert "stopped after 5 iterations" in out
 
 
+COSINES = """
+[parameters]
+k = 3.0
+[problem]
+wavenumber = "solution.wavenumber"
+source = "solution.source"
+[solution]
+kind = "manufactured"
+function = "cos"
+wavenumber = "k"
+a = [2.0]
+[domain]
+kind = "interval"
+lower = 0
+upper = 1
+[[boundary]]
+kind = "neumann"
+value = "solution.normal"
+[network]
+features = 24
+scale = 1.5
+trainable = false
+hidden = []
+[training]
+points = 80
+iterations = 20
+"""
+
+
+def test_a_known_solution_gives_medium_source_and_data(tmp_path, capsys):
+    """cos(2 pi x): 1 at both ends, with slope 0."""
+    status, out, err = _run(tmp_path, capsys, COSINES)
+    assert status == 0 and float(out.splitlines()[-1].split()[-1]) < 1e-6, err
+    written = np.load(tmp_path / "field.npz")
+    np.testing.assert_allclose(written["exact"], np.cos(2 * np.pi * written["x"][:, 0]), atol=1e-14)
+    for old, new, words in (
+        ('"cos"', '"tan"', "[solution] function = 'tan': allowed are 'sin' and 'cos'"),
+        ('"solution.source"', '"solution.value"', "known here: solution.source, with a [solution]"),
+        (
+            '"solution.normal"',
+            '"solution.slope"',
+            "solution.value and solution.normal and solution.impedance",
+        ),
+    ):
+        status, _, err = _run(tmp_path, capsys, COSINES.replace(old, new))
+        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
 def test_an_exact_field_of_zero_has_no_relative_error(tmp_path, capsys):
     """The training was not in vain: all is written, and the exit is a good one."""
     text = GOOD.replace('exact = "sin(k*x)"', "exact = 0.0").replace('value = "sin(k*x)"', "value = 0.0")
@@ -107,13 +155,21 @@ def test_a_place_that_cannot_be_written_is_known_before_the_training(tmp_path, c
 
 @pytest.mark.parametrize(
     ("which", "device"),
-    [("numpy", "foo"), ("torch", "foo"), ("torch", "meta"), ("torch", ""), ("jax", "foo"), ("jax", "cpu")],
+    [
+        ("numpy", "foo"),
+        ("torch", "foo"),
+        ("torch", "meta"),
+        ("torch", ""),
+        ("torch", "cpu"),
+        ("jax", "foo"),
+        ("jax", "cpu"),
+    ],
 )
 def test_devices(tmp_path, capsys, which, device):
     """One that the library has runs, by its name on JAX too; any other is told in a line."""
     pytest.importorskip(which, reason=f"needs {which}")
     status, out, err = _run(tmp_path, capsys, GOOD, "--library", which, "--device", device)
-    if (which, device) == ("jax", "cpu"):
+    if device == "cpu":
         assert status == 0 and "relative L2 error" in out
     else:
         assert status == 2 and f"--device {device!r}" in err and len(err.splitlines()) == 1

@@ -226,6 +226,19 @@ def test_bad_steps_change_nothing(changes, error, text):
 ROW = np.ones((1, 2, 4))
 
 
+def split(zxbcdt=None, **changes):
+    one, zxbcdt = np.ones(1), np.ones((1, 4, 5)) if zxbcdt is None else zxbcdt
+    given = {
+        "conv1d_weight": np.ones((3, 2)),
+        "conv1d_bias": None,
+        "dt_bias": one,
+        "A": -one,
+        "D": one,
+        "headdim": 1,
+    }
+    return compat.mamba_split_conv1d_scan_combined(zxbcdt, chunk_size=8, **{**given, **changes})
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -243,6 +256,13 @@ ROW = np.ones((1, 2, 4))
             lambda: compat.causal_conv1d_fn(ROW, np.ones((2, 2)), seq_idx=np.zeros((1, 3), int)),
             scanfield.ShapeError, r"seq_idx: shape \(1, 3\)",
         ),
+        (lambda: split(np.ones((1, 4, 6))), scanfield.ShapeError, "zxbcdt: 6 features"),
+        (lambda: split(conv1d_weight=np.ones((4, 2))), scanfield.ShapeError, "conv1d_weight: 4 channels"),
+        (lambda: split(headdim=None), scanfield.ArgumentError, "headdim: None"),
+        (lambda: split(D=np.ones((1, 2))), scanfield.ArgumentError, r"headdim: 1, but D \(1, 2\)"),
+        (lambda: split(outproj_bias=np.ones(1)), scanfield.ArgumentError, "outproj_bias: given"),
+        (lambda: split(ngroups=0), scanfield.ArgumentError, "ngroups: 0"),
+        (lambda: split(rmsnorm_weight=np.ones(2)), scanfield.ShapeError, "rmsnorm_weight: shape"),
         (
             lambda: compat.causal_conv1d_update(ROW, np.ones((1, 2, 1)), np.ones((2, 3))),
             scanfield.ShapeError, "conv_state: holds 1 inputs",

@@ -324,6 +324,83 @@ def test_chunk_scan_returns_what_was_asked_for():
     assert low.dtype == torch.bfloat16
 
 
+def split_inputs(D, groups, width=5):
+    g = torch.Generator().manual_seed(9)
+    heads, P = 4, 3
+    channels = heads * P
+    mixed = channels + 2 * groups * STATE
+    shapes = {
+        "zxbcdt": (BATCH, T, channels + mixed + heads), "conv1d_weight": (mixed, WIDTH), "conv1d_bias": (mixed,),
+        "dt_bias": (heads,), "A": (heads,), "D": (heads, P)[:D], "rmsnorm_weight": (channels,),
+        "outproj_weight": (width, channels), "outproj_bias": (width,),
+    }  # fmt: skip
+    inputs = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    return inputs | {"A": -inputs["A"].abs() - 0.2}
+
+
+@pytest.mark.parametrize("case", ["norm last", "norm first", "gate alone"])
+def test_split_convolution_and_scan(case):
+    """Mamba's reference, its scan token by token; D a head or a channel."""
+    inputs = split_inputs(D=1 if case == "norm first" else 2, groups=2 if case == "gate alone" else 1)
+    options = {
+        "chunk_size": 8,
+        "norm_before_gate": case == "norm first",
+        "dt_limit": (0.1, 2.0),
+        "rmsnorm_eps": 1e-4,
+    }
+    options |= {"headdim": 3, "ngroups": 2 if case == "gate alone" else 1}
+    if case == "gate alone":
+        del inputs["rmsnorm_weight"], inputs["outproj_weight"], inputs["outproj_bias"]
+
+    def scan(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit):
+        B, C = (a.repeat_interleave(4 // a.shape[2], dim=2) for a in (B, C))
+        state = torch.zeros(BATCH, 4, 3, STATE)
+        z, gated = (torch.ones_like(x), False) if z is None else (z, True)
+        y, _ = by_steps(x, dt, A, B, C, D, z, dt_bias, state, limit=dt_limit)
+        return y if gated else y / F.silu(torch.ones(()))
+
+    norm = reference("ops/triton/layernorm_gated.py", "rms_norm_ref")
+    theirs = reference(
+        "ops/triton/ssd_combined.py", "mamba_split_conv1d_scan_ref", ssd_selective_scan=scan, rmsnorm_fn=norm,
+        causal_conv1d_fn=conv_ref,
+    )  # fmt: skip
+    compare(
+        lambda **given: compat.mamba_split_conv1d_scan_combined(**given, **options),
+        lambda **given: theirs(**given, **options),
+        inputs,
+        1e-5,
+    )
+
+
+def test_split_convolution_and_scan_is_the_inside_of_a_block():
+    """Groups in the norm, an MLP beside, sequences in a row and states: against the layer, and against its parts."""
+    from scanfield.layers import Mamba2Block
+
+    block = Mamba2Block(6, STATE, head_dim=3, groups=2, dt_limit=(0.1, 2.0)).init(0, torch, dtype="float64")
+    p = block.named_parameters()
+    x = torch.randn(BATCH, T, 6, dtype=torch.float64)
+    want = block(x)
+
+    def call(projected, **more):
+        return compat.mamba_split_conv1d_scan_combined(
+            projected, p["conv1d.weight"][:, 0], p["conv1d.bias"], p["dt_bias"], -p["A_log"].exp(), p["D"], 8,
+            rmsnorm_weight=p["norm.weight"], rmsnorm_eps=1e-5, headdim=3, ngroups=2, norm_before_gate=False,
+            dt_limit=(0.1, 2.0), **more,
+        )  # fmt: skip
+
+    inside = x @ p["in_proj.weight"].T
+    y, state = call(inside, return_final_states=True, outproj_weight=p["out_proj.weight"])
+    close(y, want.output)
+    close(state, want.state["ssm"])
+    seq_idx = torch.tensor([[0] * 7 + [1] * 12] * BATCH)
+    apart = call(inside, seq_idx=seq_idx)
+    close(apart[:, 7:], call(inside[:, 7:]))
+    beside = torch.randn(BATCH, T, 10, dtype=torch.float64)
+    both = call(torch.cat([beside, inside], dim=-1))
+    close(both[..., 5:], call(inside))
+    close(both[..., :5], F.silu(beside[..., :5]) * beside[..., 5:])
+
+
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_causal_convolution(activation):
     g = torch.Generator().manual_seed(8)
@@ -345,6 +422,7 @@ UPSTREAM = {
     "mamba_inner_fn": INTERFACE,
     "selective_state_update": UPDATE,
     "mamba_chunk_scan_combined": "ops/triton/ssd_combined.py",
+    "mamba_split_conv1d_scan_combined": "ops/triton/ssd_combined.py",
 }
 
 

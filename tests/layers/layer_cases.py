@@ -84,6 +84,7 @@ CASES = [
     Case("selective ssm", lambda: SelectiveSSM(WIDTH, 3)),
     Case("selective ssm: log rates", lambda: SelectiveSSM(WIDTH, 3, log_rates=True)),
     Case("mamba", lambda: MambaBlock(WIDTH, 3, dt_rank=2, bias=True)),
+    Case("mamba: norms inside", lambda: MambaBlock(WIDTH, 3, dt_rank=2, dt_bc_norm="weighted")),
     Case("mamba2", lambda: Mamba2Block(WIDTH, 3, head_dim=2, groups=2, dt_limit=(0.05, 1.5))),
     Case(
         "mamba2: norm first",
@@ -105,12 +106,15 @@ CASES = [
             qk_l2_norm=False,
         ),
     ),
-    Case("kda", lambda: GatedDeltaNet2(WIDTH, GatedDeltaNet2Config.kda(2, 3))),
+    Case("kda", lambda: GatedDeltaNet2(WIDTH, GatedDeltaNet2Config.kda(2, 3, decay_lower_bound=-4.0))),
     Case(
         "gated delta net",
         lambda: GatedDeltaNet2(WIDTH, GatedDeltaNet2Config.gated_delta_net(2, 3, value_heads=4)),
     ),
-    Case("language model", lambda: LanguageModel(VOCABULARY, WIDTH, [MambaBlock(WIDTH, 2)])),
+    Case(
+        "language model",
+        lambda: LanguageModel(VOCABULARY, WIDTH, [MambaBlock(WIDTH, 2, dt_rank=3, dt_bc_norm="plain")]),
+    ),
     Case(
         "language model: untied",
         lambda: LanguageModel(VOCABULARY, WIDTH, [Mamba2Block(WIDTH, 2, head_dim=4)], tied=False),

@@ -130,6 +130,9 @@ def theirs(kind: str) -> Any:
     if kind == "mamba":
         config = transformers.MambaConfig(**common, time_step_rank=3)
         return transformers.MambaForCausalLM(config).eval()
+    if kind == "falcon_mamba":
+        config = transformers.FalconMambaConfig(**common, time_step_rank=3, tie_word_embeddings=True)
+        return transformers.FalconMambaForCausalLM(config).eval()
     config = transformers.Mamba2Config(
         **common, head_dim=4, num_heads=4, n_groups=2, time_step_limit=(0.01, 0.5)
     )
@@ -139,13 +142,15 @@ def theirs(kind: str) -> Any:
 def ours(kind: str) -> Layer:
     if kind == "mamba":
         return LanguageModel(11, 8, [MambaBlock(8, 4, dt_rank=3) for _ in range(2)])
+    if kind == "falcon_mamba":
+        return LanguageModel(11, 8, [MambaBlock(8, 4, dt_rank=3, dt_bc_norm="plain") for _ in range(2)])
     blocks = [Mamba2Block(8, 4, head_dim=4, groups=2, dt_limit=(0.01, 0.5)) for _ in range(2)]
     return LanguageModel(11, 8, blocks, tied=False)
 
 
 @pytest.mark.backend("torch")
 @pytest.mark.filterwarnings("ignore")  # what transformers warns of is no matter of ours
-@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "mamba2"])
 def test_a_model_of_transformers_is_ours(kind: str, tmp_path: Path):
     """Random weights saved by transformers: logits equal, and so do gradients of every parameter; ours on NumPy."""
     torch = importlib.import_module("torch")
@@ -168,6 +173,29 @@ def test_a_model_of_transformers_is_ours(kind: str, tmp_path: Path):
     for name, foreign in zip(gradients, state_dict(model, "transformers"), strict=True):
         want = named[foreign].grad.numpy()
         assert deviation(gradients[name], want, floor=1e-2 * size) <= 2e-5, name
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.filterwarnings("ignore")  # what transformers warns of is no matter of ours
+def test_the_mixer_of_jamba_is_ours():
+    """With weighted norms of steps, B and C, under its own names."""
+    jamba = pytest.importorskip(
+        "transformers.models.jamba.modeling_jamba", reason="transformers is not installed"
+    )
+    torch = importlib.import_module("torch")
+    torch.manual_seed(0)
+    config = jamba.JambaConfig(
+        hidden_size=8, mamba_d_state=4, mamba_dt_rank=3, num_hidden_layers=2, use_mamba_kernels=False
+    )
+    peer = jamba.JambaMambaMixer(config, layer_idx=0).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        x = torch.randn(2, 7, 8)
+        want = peer(x)
+    block = MambaBlock(8, 4, dt_rank=3, dt_bc_norm="weighted").init(0)
+    load_state_dict(block, peer.state_dict())
+    assert deviation(block(x.numpy()).output, (want[0] if isinstance(want, tuple) else want).numpy()) <= 4e-6
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "int64", "U8", "object"])

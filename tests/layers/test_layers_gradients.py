@@ -1,4 +1,4 @@
-"""Every layer: its gradients against central differences and torch's autograd, and one result on every library."""
+"""Every layer: its gradients against central differences, and one result on every library."""
 
 from __future__ import annotations
 
@@ -70,36 +70,6 @@ def test_central_differences(case: Case, packed: bool):
     size = max(abs(value) for value in numeric.values())
     for name in exact:
         assert abs(exact[name] - numeric[name]) <= 1e-7 * abs(numeric[name]) + 1e-8 * max(size, 1), name
-
-
-@pytest.mark.backend("torch")
-@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_autograd(library: Library, case: Case, packed: bool):
-    """torch differentiates the plain call; our gradients are the same."""
-    torch = library.torch
-    x, state, options = both(case, 1 if packed else 2)
-    parameters = {n: library.array(a).requires_grad_() for n, a in case.layer.named_parameters().items()}
-    layer = case.make().init(0, torch, dtype="float64").replaced(parameters)
-    x = library.array(x) if case.layer.tokens else library.array(x).requires_grad_()
-    before = {n: library.array(a).requires_grad_() for n, a in state.items()}
-    output, after = layer(x, before, **options)
-    d_output, d_state = case.cotangents(case.layer(library.raw(x), state, **options))
-    loss = (output * library.array(d_output)).sum()
-    loss = loss + sum((after[n] * library.array(d_state[n])).sum() for n in after)
-    wanted = {**parameters, **{f"state {n}": a for n, a in before.items()}}
-    wanted |= {} if case.layer.tokens else {"x": x}
-    found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    with torch.no_grad():
-        _, pullback = layer.vjp(x, before, **options)
-        d_x, d_before, gradients = pullback(
-            library.array(d_output), {n: library.array(d) for n, d in d_state.items()}
-        )
-    got = {**gradients, **{f"state {n}": a for n, a in d_before.items()}, "x": d_x}
-    size = max(float(g.abs().max()) for g in found if g is not None)
-    for (name, array), want in zip(wanted.items(), found, strict=True):
-        truth = np.zeros(array.shape) if want is None else library.numpy(want)
-        assert deviation(library.numpy(got[name]), truth, floor=1e-3 * size) <= 1e-11, name
 
 
 def numbers(library: Library, tree: Any) -> dict[str, np.ndarray]:

@@ -27,6 +27,8 @@ from scanfield.layers import (
     Sequential,
     causal_conv1d,
 )
+from scanfield.layers.scan import BoundedDecay, LogDecay
+from scanfield.layers.tape import Saved
 
 HALF = {"torch": "bfloat16", "numpy": "float16", "readonly": "bfloat16"}
 
@@ -99,8 +101,36 @@ def test_the_fields_schemes():
     assert np.array_equal(normal["A_log"], p["A_log"])
     zeros = block.init(0, scheme="zeros").named_parameters()
     assert all(not np.any(a) for a in zeros.values())
+    one, eight = (LanguageModel(9, 32, [MambaBlock(32, 4, bias=True) for _ in range(n)]) for n in (1, 8))
+    plain = eight.init(0, dtype="float64").named_parameters()
+    deep = eight.init(0, dtype="float64", scheme="mamba_ssm").named_parameters()
+    for name, array in deep.items():
+        if name.endswith(("in_proj.bias", "out_proj.bias")):
+            assert not np.any(array)
+        else:
+            factor = math.sqrt(8) if name.endswith("out_proj.weight") else 1
+            assert np.allclose(array * factor, plain[name], rtol=1e-15), name
+    assert (
+        np.abs(one.init(0, scheme="mamba_ssm").named_parameters()["layers.0.mixer.out_proj.weight"]).max()
+        > 0.12
+    )
     heads = np.exp(Mamba2Block(32, 4, head_dim=1).init(0).named_parameters()["A_log"])
     assert 1 <= heads.min() < 3 and 14 < heads.max() <= 16
+
+
+def test_a_gate_with_a_lower_bound():
+    """FIELD F043: log decay -ln 2 of the softplus gate, -2.5 of the bounded one; and the bound holds at any rate."""
+    f, zero = np.zeros((1, 1, 1)), np.zeros(1)
+    assert np.allclose(LogDecay().forward(np, f, zero, zero)[0], -math.log(2), rtol=1e-15)
+    assert BoundedDecay(-5.0).forward(np, f, zero, zero)[0] == -2.5
+    # FIELD F003: the slope has underflowed where the rate is huge: no gradient, and none that is no number.
+    for rate in (100.0, 1000.0):
+        f = np.asarray([[[[50.0, -50.0]]]])
+        gate, given = BoundedDecay(-5.0), (f, np.asarray([rate]), np.zeros((1, 2)))
+        (g,) = gate.forward(np, *given)
+        assert np.array_equal(g.ravel(), [-5, 0])
+        for gradient in gate.backward(np, Saved(given, (g,), None), (np.ones_like(g),), (True, True, True)):
+            assert np.array_equal(gradient, np.zeros_like(gradient))
 
 
 # -- changes ---------------------------------------------------------------------------------------------------
@@ -191,6 +221,13 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: RMSNorm(4, groups=3), "width: 4, no multiple of groups, 3"),
     (lambda: RMSNorm(4, epsilon=0), "epsilon: 0"),
     (lambda: MambaBlock(4, 2, conv_width=0), "conv_width: 0"),
+    (lambda: MambaBlock(4, 2, dt_bc_norm="rms"), "dt_bc_norm: 'rms'; allowed are None, 'plain'"),  # type: ignore[arg-type]
+    (lambda: MambaBlock(4, 2, norm_epsilon=0), "norm_epsilon: 0"),
+    (
+        lambda: GatedDeltaNet2Config(2, 4, decay_lower_bound=3.0),
+        "decay_lower_bound: 3.0; it is the most negative",
+    ),
+    (lambda: GatedDeltaNet2Config(2, 4, decay_lower_bound=-1, decay="disabled"), "but decay is 'disabled'"),
     (lambda: Mamba2Block(4, 2, head_dim=3), "width: 8, no multiple of head_dim, 3"),
     (lambda: Mamba2Block(4, 2, head_dim=4, groups=4), "heads: 2, no multiple of groups, 4"),
     (lambda: Mamba2Block(4, 2, head_dim=4, dt_limit=(1, 0.5)), "dt_limit"),
@@ -244,7 +281,7 @@ def test_bad_input():
         layer.vjp(np.ones((1, 2, 4)))[1](None, {"conv": np.ones((1, 3, 8))})
     with pytest.raises(scanfield.ShapeError, match=r"weight: shape \(3,\)"):
         causal_conv1d(np.ones((1, 2, 3)), np.ones(3))
-    with pytest.raises(scanfield.ShapeError, match=r"x: shape .* but weight has 2 channels"):
+    with pytest.raises(scanfield.ShapeError, match=r"weight: shape \(2, 4\), must be .* 3 channels"):
         causal_conv1d(np.ones((1, 2, 3)), np.ones((2, 4)))
 
 
@@ -253,7 +290,7 @@ def test_bad_input():
 
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES if c.name in ("mamba", "gdn2", "convolution", "language model")],
+    [c for c in CASES if c.name in ("mamba", "mamba2", "gdn2", "convolution", "language model")],
     ids=lambda c: c.name,
 )
 @pytest.mark.backend("numpy", "torch")
@@ -280,6 +317,11 @@ def test_half_precision_is_computed_in_float32(library: Library, case: Case):
     for name, want in back(np.ones(truth.output.shape, "float32"))[2].items():
         assert library.dtype(gradients[name]) == half
         assert deviation(library.numpy(gradients[name]), want) <= step, name
+    # At an epsilon of 1 no output is divided by that is nothing but rounding.
+    found = layer.relevance(ones, x, epsilon=1.0)
+    explained = single.relevance(np.ones(truth.output.shape, "float32"), wide, epsilon=1.0)
+    assert library.dtype(found.x) == library.dtype(found.report.sum_in) == "float32"
+    assert deviation(library.numpy(found.x), explained.x) <= 1e-5
 
 
 def test_states_and_names_that_are_none():

@@ -14,6 +14,7 @@ from arrays import deviation
 import scanfield
 from scanfield import pinn
 from scanfield.pinn.activations import ACTIVATIONS
+from scanfield.pinn.placing import place_terms
 
 
 def leave_out(backend: str, test: str, parameters: dict[str, Any]) -> bool:
@@ -46,8 +47,38 @@ def compare(library: Any, network: Any, terms: Any, given: Any, tolerance: float
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_gradients_are_those_of_double_backward(library: Any, d: int, activation: str) -> None:
+    """Each kind of term by itself, and all together."""
     network = draws.network(library, d, activation=activation)
+    for kind in draws.KINDS:
+        terms = draws.terms(library, d, kinds=(kind,))
+        compare(library, network, terms, draws.unknowns((kind,)), 1e-12, chunk=4)
     compare(library, network, draws.terms(library, d), dict(draws.UNKNOWNS), 1e-12, chunk=4)
+
+
+@pytest.mark.backend("torch")
+def test_gradients_of_a_problems_own_terms_are_those_of_double_backward(library: Any) -> None:
+    """A layer, an interface, a period with a phase, held, open and robin sides, a source, data, and unknown numbers."""
+    inside = pinn.Disk((0.5, 0.5), 0.2)
+    data = pinn.Data([[0.3, 0.4], [0.6, 0.9]], [1.0, 2j])
+    robin = pinn.Robin(
+        pinn.Unknown(0.7, "c", times=lambda x: 1 + 1j * x[:, 1], plus=0.2), 0.1, where="bottom"
+    )
+    media = pinn.Unknown(5.0, times=lambda x: np.where(inside.contains(x), 1.2 + 0.1j, 1.0), plus=0.3)
+    box = pinn.Box((0, 0), (1, 1))
+    open_sides = pinn.Sommerfeld(where=("left", "right"))
+    problems = [
+        pinn.Helmholtz(box, media, 1j, [open_sides, robin, pinn.Dirichlet(0.5, where="top"), pinn.Interface(inside)], data),
+        pinn.Helmholtz(
+            box,
+            4.0 + 0.2j,
+            lambda x: x[:, 0],
+            [pinn.PML(0.2, where="right"), pinn.Periodic(1, phase=0.4), pinn.Dirichlet(2.0, where="left", hard=True)],
+        ),
+    ]  # fmt: skip
+    for problem in problems:
+        network = draws.network(library, 2)
+        terms = list(place_terms(problem.terms(problem.draw(12, 12)), network))
+        compare(library, network, terms, dict(problem.unknowns) or None, 1e-12)
 
 
 @pytest.mark.backend("torch")

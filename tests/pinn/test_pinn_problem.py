@@ -94,20 +94,28 @@ def test_a_piecewise_wavenumber_is_a_function_or_an_array():
 
 
 def test_terms_are_the_same_on_every_library(library, xp, device, dtype):
+    """A lossy piecewise medium, an absorbing layer, an interface, a period with a phase, open and held sides."""
+    inside = pinn.Disk((0.4, 0.5), 0.2)
     problem = pinn.Helmholtz(
-        pinn.Box((0, 0), (1, 1)),
-        4.0,
+        pinn.Box((0, 0), (1.2, 1)),
+        lambda x: np.where(inside.contains(x), 6.0 + 0.3j, 4.0),
         lambda x: 1j * x[:, 0],
-        [pinn.Impedance(0.5, where="left"), pinn.Dirichlet(0.2)],
+        [
+            pinn.Impedance(0.5, where="left"),
+            pinn.PML(0.2, where="right"),
+            pinn.Periodic(1, phase=0.4),
+            pinn.Interface(inside, ratio=0.7),
+        ],
     )
     network = wave_network(k=(2.0, 1.0), dtype=dtype, xp=xp, device=device)
     here = pinn.Network.create(network.embedding, hidden=[], dtype=dtype).replace(
         {name: to_host(value) for name, value in network.parameters.items()}
     )
-    sample = problem.draw(12, seed=3)
+    sample = problem.draw(12, 16, seed=3)
     want = Objective(problem, here, sample).raw(here.flatten())
     got = Objective(problem, network, sample).raw(network.flatten())
-    assert got == pytest.approx(want, rel=1e-12 if dtype == "float64" else 1e-5)
+    assert len(want) == 7 and all(value > 0 for value in want.values())
+    assert got == pytest.approx(want, rel=1e-12 if dtype == "float64" else 2e-5)
     x = np.random.default_rng(0).random((5, 2))
     np.testing.assert_allclose(problem.field(network, x), problem.field(here, x), atol=1e-6)
 

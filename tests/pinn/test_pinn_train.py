@@ -12,6 +12,7 @@ from scanfield import optimize, pinn
 from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import to_host
+from scanfield.pinn.sampling import RULES
 from scanfield.pinn.stages import resolve
 from scanfield.pinn.weights import annealed, ntk
 
@@ -67,6 +68,10 @@ def test_a_seed_repeats_a_run(library, xp, device):
     assert not np.array_equal(vectors[0], vectors[2]) and fits[0].history[0] != fits[2].history[0]
     # The points are the same on every library: this is their checksum on all of them.
     assert fits[0].history[0].points == line().draw(32, seed=7).checksum
+    for rule in RULES:
+        sample = line().draw(8, sampling=rule, seed=3)
+        placed = Objective(line(), net(xp=xp, device=device), sample).terms.residuals[0].operators[0].points
+        np.testing.assert_array_equal(to_host(placed), sample.interior)
 
 
 def test_every_optimiser_keeps_the_dtype(library, xp, device, dtype):
@@ -97,17 +102,24 @@ def test_points_are_drawn_anew_when_asked():
         pinn.train(given, net(), resample=10)
 
 
+@pytest.mark.backend("numpy", "torch")
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs", "lm"])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, optimizer):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, library, xp, device, optimizer):
+    """Bit for bit, with new points and with multipliers that follow the training."""
     path = tmp_path / "run.safetensors"
     settings = {"points": 32, "seed": 2, "record": 5, "resample": 9, "optimizer": optimizer}
     if optimizer == "adam":
         settings |= {"weights": "annealing", "optimizer": optimize.Adam(1e-2), "resample": 15}
-    whole = pinn.train(line(), net(), iterations=30, **settings)
-    pinn.train(line(), net(), iterations=20, checkpoint=path, checkpoint_every=20, **settings)
-    resumed = pinn.train(line(), net(seed=5), iterations=30, resume=path, **settings)
-    np.testing.assert_array_equal(whole.network.flatten(), resumed.network.flatten())
+    if optimizer == "lbfgs":
+        settings |= {"weights": "ntk", "resample": 15}
+    where = {"xp": xp, "device": device}
+    whole = pinn.train(line(), net(**where), iterations=30, **settings)
+    pinn.train(line(), net(**where), iterations=20, checkpoint=path, checkpoint_every=20, **settings)
+    resumed = pinn.train(line(), net(seed=5, **where), iterations=30, resume=path, **settings)
+    np.testing.assert_array_equal(to_host(whole.network.flatten()), to_host(resumed.network.flatten()))
     assert whole.history == resumed.history and whole.iterations == resumed.iterations == 30
+    moved = whole.history[-1].weights
+    assert (set(moved.values()) == {1.0}) == (optimizer == "lm")
 
 
 def test_interrupting_keeps_the_best(tmp_path):
@@ -124,6 +136,24 @@ def test_interrupting_keeps_the_best(tmp_path):
     )
     assert spoiled.loss > 100 * fit.loss
     assert spoiled.error(pinn.solutions.plane_wave(5.0)) > fit.error(pinn.solutions.plane_wave(5.0))
+
+
+def test_interrupting_within_a_step_keeps_the_best(monkeypatch):
+    """Ctrl-C comes when it comes: here in the middle of a gradient."""
+    gradient, calls = Objective.loss_and_gradient, []
+
+    def interrupted(self, x, terms=None):
+        calls.append(x)
+        if len(calls) == 25:
+            raise KeyboardInterrupt
+        return gradient(self, x, terms)
+
+    monkeypatch.setattr(Objective, "loss_and_gradient", interrupted)
+    fit = pinn.train(line(), net(), points=32, optimizer=optimize.Adam(1e-2), record=5, iterations=100)
+    assert (fit.reason, fit.iterations, len(calls)) == ("interrupted", 24, 25)
+    assert [record.iteration for record in fit.history] == [5, 10, 15, 20, 24]
+    recorded = [calls[record.iteration] for record in fit.history]
+    assert any(np.array_equal(fit.network.flatten(), x) for x in recorded)
 
 
 def test_reasons_are_stated():
@@ -188,6 +218,36 @@ def test_a_robin_coefficient_is_found_from_data():
     assert fit.unknowns["coefficient"] == pytest.approx(-2 / np.tan(3.0), rel=1e-3)
 
 
+def test_a_given_medium_has_an_unknown_strength():
+    """k^2 = s^2 (100 + 150 x), Airy functions, s found from 0.97; the impedance at both ends follows it."""
+    exact = pinn.solutions.airy(100.0, 150.0)
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    medium = pinn.Unknown(0.97, "strength", times=exact.wavenumber)
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), medium, data=pinn.Data(x, exact(x)))
+    assert problem.wavenumber_at(x) == pytest.approx(0.97 * exact.wavenumber(x))
+    waves = pinn.FourierFeatures(1, 40, scale=2.5, trainable=False)
+    fit = pinn.train(
+        problem, pinn.Network.create(waves, hidden=[]), points=150, optimizer="lm", iterations=60
+    )
+    assert fit.unknowns["strength"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_one_of_two_media_is_unknown():
+    """k = 10 on the left and s on the right of an interface, s found from 18.5."""
+    exact = pinn.solutions.two_media(10.0, 20.0, interface=0.5)
+    right = pinn.Interval(0.5, 1.0)
+    k = pinn.Unknown(18.5, times=lambda x: x[:, 0] >= 0.5, plus=lambda x: 10.0 * (x[:, 0] < 0.5))
+    x = np.linspace(0.0, 1.0, 25)[:, None]
+    conditions = [pinn.Sommerfeld(where="right"), pinn.Interface(right)]
+    problem = pinn.Helmholtz(pinn.Interval(0, 1), k, 0.0, conditions, pinn.Data(x, exact(x)))
+    waves = pinn.FourierFeatures(1, 48, scale=20 / (2 * np.pi), trainable=False)
+    fit = pinn.train(
+        problem, pinn.Network.create(waves, hidden=[]), points=200, optimizer="lm", iterations=60
+    )
+    assert fit.unknowns["wavenumber"] == pytest.approx(20.0, abs=1e-4)
+    assert fit.error(exact) < 1e-5
+
+
 def test_annealing_balances_and_its_literal_form_runs_away():
     """arXiv 2001.04536: with the multiplier inside the mean the weights settle, without it they grow on."""
     problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, 1.0, pinn.Dirichlet(1.0), complex_field=False)
@@ -220,12 +280,31 @@ def test_ntk_multipliers_are_ratios_of_traces():
     np.testing.assert_allclose(list(found.values()), parts.sum() / parts, rtol=1e-10)
 
 
-def test_the_objectives_gradient_is_that_of_its_loss():
-    """Unknown wavenumber, data, hard and open ends: all entries against central differences; |r|^2 is the loss."""
+MEDIA = {
+    "number": pinn.Unknown(3.0),
+    "shape": pinn.Unknown(3.0, times=lambda x: 1.0 + x[:, 0] + 0.2j),
+    "shape and rest": pinn.Unknown(3.0, times=lambda x: x[:, 0], plus=lambda x: 2.0 - 1j * x[:, 0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("medium", "end"),
+    [
+        *((medium, pinn.Sommerfeld(where="right")) for medium in MEDIA.values()),
+        (
+            4.0,
+            pinn.Robin(pinn.Unknown(0.5, "c", times=lambda x, n: 2j * n[:, 0], plus=0.3), 0.0, where="right"),
+        ),
+    ],
+    ids=[*MEDIA, "robin"],
+)
+def test_the_objectives_gradient_is_that_of_its_loss(medium, end):
+    """Unknown media, data, hard and open ends: all entries against central differences; |r|^2 is the loss."""
     x = np.linspace(0.1, 0.9, 5)[:, None]
+    hard = pinn.Dirichlet(0.0, where="left", hard=True)
     problem = pinn.Helmholtz(
-        pinn.Interval(0, 1), pinn.Unknown(3.0), 0.4j,
-        [pinn.Dirichlet(0.0, where="left", hard=True), pinn.Sommerfeld(where="right")], pinn.Data(x, np.exp(2j * x[:, 0])),
+        pinn.Interval(0, 1), medium, 0.4j,
+        [hard, end], pinn.Data(x, np.exp(2j * x[:, 0])),
     )  # fmt: skip
     objective = Objective(problem, net(), problem.draw(12))
     vector = objective.start()
@@ -304,3 +383,23 @@ def test_an_exact_field_in_a_column_is_refused():
     )
     with pytest.raises(ShapeError, match=r"exact has shape \(7, 1\): \(7,\)"):
         fit.error(lambda x: fit.field(x)[:, None], x)
+
+
+def test_places_that_cannot_be_written_are_named_before_anything_is_drawn(tmp_path):
+    fit = pinn.train(line(), net(), points=20, iterations=1, optimizer="lm")
+    nowhere = tmp_path / "none" / "fit.png"
+    with pytest.raises(
+        ArgumentError, match=r"path = .*fit.png': its folder does not exist; make '.*none' first"
+    ):
+        fit.save(nowhere)
+    with pytest.raises(ArgumentError, match="it is a folder, the name of a file is expected"):
+        fit.save(tmp_path)
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    with pytest.raises(ArgumentError, match="its folder does not exist"):
+        fit.plot(nowhere)
+    for name in ("fit.foo", "fit.tar.gz", ""):
+        with pytest.raises(ArgumentError, match=r"allowed endings are|it is a folder"):
+            fit.plot(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    fit.plot(tmp_path / "bare")
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.png"]

@@ -242,6 +242,86 @@ def test_fourier_backward_is_the_formula(library: Any, d: int) -> None:
         assert deviation(library.numpy(out), want) < 1e-14
 
 
+def jets(library: Any, d: int, n: int = 6) -> tuple[pinn.Network, dict[str, Any]]:
+    """A network of one hidden layer, and a term of everything that a jet has."""
+    network = draws.network(library, d, hidden=(4,))
+    (term,) = draws.terms(library, d, n=n, kinds=("pde",))
+    first = library.array(np.random.default_rng(3).normal(size=(n, d)))
+    piece = term.pieces[0]._replace(first=first)
+    return network, {"term": term._replace(pieces=(piece,)), "x": piece.points}
+
+
+@writing
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_whole_jets_are_swept_back_layer_by_layer(library: Any, d: int) -> None:
+    """From the output's cotangent to every gradient of ``loss_and_grad``: as new arrays, and in place."""
+    network, given = jets(library, d)
+    ws = fresh(library, network, 6)
+    found = pinn.loss_and_grad(network, [given["term"]], workspace=ws)
+    want = {name: library.array(library.numpy(g)) for name, g in found.gradients.items()}
+    x, B = given["x"], network.parameters["B"]
+    weights = [network.parameters["W0"], network.parameters["W1"]]
+    h, features = [1.0 * stack for stack in ws.h_stacks], 1.0 * ws.feature_stack
+    rbar, piece = 1.0 * ws.d_loss, given["term"].pieces[0]
+    blocks = [piece.value, *(piece.first[:, i] for i in range(d)), piece.second[:, 0]]
+    bar = library.xp.stack([_conjugate_times(library, c, rbar) for c in blocks])
+
+    dW1, db1, dh = pinn.layer_backward(bar, h[1], h[0], weights[1], False)
+    dW0, db0, dphi = pinn.layer_backward(dh, h[0], features, weights[0], True)
+    made = {"W1": dW1, "b1": db1, "W0": dW0, "b0": db0, "B": pinn.fourier_backward(dphi, x, B)}
+    for name, g in want.items():
+        assert deviation(library.numpy(made[name]), library.numpy(g)) < 1e-13, name
+
+    for times, accumulate in ((1, False), (2, True), (1, False)):
+        pinn.layer_backward_inplace(bar, h[1], h[0], weights[1], 1, False, ws, accumulate=accumulate)
+        dh = 1.0 * ws.dL_dh_prev_stacks[1]
+        pinn.layer_backward_inplace(dh, h[0], features, weights[0], 0, True, ws, accumulate=accumulate)
+        dphi = 1.0 * ws.dL_dh_prev_stacks[0]
+        pinn.fourier_backward_inplace(dphi, x, B, ws, accumulate=accumulate)
+        held = {"W1": ws.dW[1], "b1": ws.db[1], "W0": ws.dW[0], "b0": ws.db[0], "B": ws.dB}
+        for name, g in want.items():
+            assert deviation(library.numpy(held[name]), times * library.numpy(g)) < 1e-13, (name, times)
+    size = ws.bytes
+    pinn.layer_backward_inplace(dh, h[0], features, weights[0], 0, True, ws)
+    assert ws.bytes == size
+    with pytest.raises(scanfield.ArgumentError, match=r"ws\.dL_dz_stacks shares memory with dL_dh"):
+        pinn.layer_backward_inplace(ws.dL_dz_stacks[0], h[0], features, weights[0], 0, True, ws)
+    with pytest.raises(scanfield.ShapeError, match=r"expected \(n, out\) or \(d \+ 2, n, out\)"):
+        pinn.layer_backward(bar[:2, ...], h[1][:2, ...], h[0][:2, ...], weights[1], False)
+
+
+def _conjugate_times(library: Any, c: Any, rbar: Any) -> Any:
+    """conj(c) rbar in real parts."""
+    host, r = library.numpy(c), library.numpy(rbar)
+    turned = np.conj(host) * (r[:, 0] + 1j * r[:, 1])
+    return library.array(np.stack([turned.real, turned.imag], axis=1))
+
+
+@pytest.mark.backend("numpy")
+def test_what_is_added_makes_no_array_of_its_size() -> None:
+    """(2000, 64) of float64 is a megabyte; a scratch of 8192 numbers, and NumPy's own, stay far below."""
+    rng = np.random.default_rng(6)
+    a, b, out = rng.normal(size=(2000, 64)), rng.normal(size=(2000, 64)), np.zeros((2000, 64))
+    row = np.zeros(64)
+    calls = [
+        lambda: pinn.mul_scalar_out(a, 2.0, out, accumulate=True),
+        lambda: pinn.tanh_deriv_mul_out(a, b, out, accumulate=True),
+        lambda: pinn.mse_backward_inplace(a, b, out, accumulate=True),
+        lambda: pinn.sub_out(a, b, out, accumulate=True),
+        lambda: pinn.sum_rows_out(a, row, accumulate=True),
+    ]
+    for call in calls:
+        call()
+        tracemalloc.start()
+        try:
+            call()
+            assert tracemalloc.get_traced_memory()[1] < a.nbytes / 4
+        finally:
+            tracemalloc.stop()
+    want = 2 * (2.0 * a + (1 - a * a) * b + (a - b) * (2 / 2000) + (a - b))
+    assert deviation(out, want) < 1e-14 and deviation(row, 2 * a.sum(0)) < 1e-14
+
+
 @writing
 def test_primitive_operations_write_and_add(library: Any, dtype: str) -> None:
     given = layers(library, dtype)

@@ -18,13 +18,16 @@ import numpy.typing
 
 import scanfield
 from scanfield import dispatch
-from scanfield.cli import agree_pinn, draws
+from scanfield.cli import agree_layers, agree_pinn, draws
 from scanfield.cli.places import Place
 from scanfield.dispatch import Derived
 from scanfield.dispatch import Record as Operation
 from scanfield.errors import BackendError
 
 Record = Operation | agree_pinn.Subject
+_PARTS: dict[str, Any] = {part.SUBJECT.name: part for part in (agree_pinn, agree_layers)}
+"""What is compared beside the operations."""
+
 Array = numpy.typing.NDArray[Any]
 Arrays = dict[str, Array]
 TOLERANCE = {"float32": 4e-6, "float64": 1e-12}
@@ -87,6 +90,15 @@ class Pair:
         if found.excess > 1:
             self.failed.append(found)
 
+    def merge(self, other: Pair) -> None:
+        """Add what another comparison of the same two runs has shown."""
+        self.compared += other.compared
+        self.failed += other.failed
+        for name, worst in other.worst.items():
+            known = self.worst.get(name)
+            if known is None or worst.excess > known.excess:
+                self.worst[name] = worst
+
 
 class Crash(NamedTuple):
     """A run that raised."""
@@ -111,6 +123,18 @@ class Report:
     runs: dict[str, set[Run]] = field(default_factory=dict)
     """Operation -> the runs that gave results."""
 
+    def add(self, other: Report) -> None:
+        """Add the report of further cases."""
+        for runs, pair in other.pairs.items():
+            self.pairs.setdefault(runs, Pair()).merge(pair)
+        for crash, where in other.crashes.items():
+            self.crashes.setdefault(crash, []).extend(where)
+        for reason, names in other.declined.items():
+            self.declined.setdefault(reason, set()).update(names)
+        self.selected |= other.selected
+        for name, runs_of in other.runs.items():
+            self.runs.setdefault(name, set()).update(runs_of)
+
     @property
     def alone(self) -> set[str]:
         """Operations with a single run: there is nothing to compare them with."""
@@ -123,9 +147,9 @@ class Report:
 
 
 def operations(wanted: Iterable[str] | None = None) -> list[Record]:
-    """The records of the named operations, or of all; the PINN is among them."""
+    """The records of the named operations, or of all; the PINN and the layers are among them."""
     records: dict[str, Record] = {record.name: record for record in scanfield.operations()}
-    records[agree_pinn.SUBJECT.name] = agree_pinn.SUBJECT
+    records |= {name: part.SUBJECT for name, part in _PARTS.items()}
     if wanted is None:
         return list(records.values())
     unknown = [name for name in wanted if name not in records]
@@ -140,7 +164,7 @@ def cases(records: Iterable[Record], *, full: bool = False) -> list[tuple[Record
     found: list[tuple[Record, draws.Case]] = []
     for record in records:
         if isinstance(record, agree_pinn.Subject):
-            found += [(record, case) for case in agree_pinn.cases(full=full)]
+            found += [(record, case) for case in _PARTS[record.name].cases(full=full)]
         else:
             found += [(record, case) for case in draws.cases(record, _function(record), regimes)]
     return found
@@ -159,15 +183,26 @@ def compare(
     Without `everything`, a place that compiles for each new shape or builds a graph with a node for each
     token gets a selection of the cases, which the report tells.
     """
+    return compare_cases(cases(records, full=full), places, everything=everything, done=done)
+
+
+def compare_cases(
+    chosen: Iterable[tuple[Record, draws.Case]],
+    places: list[Place],
+    *,
+    everything: bool = True,
+    done: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """`compare` on some of the cases."""
     report = Report()
-    for record, case in cases(records, full=full):
+    for record, case in chosen:
         exact: dict[Run, Arrays] = {}
         for dtype in ("float64", "float32"):
             here = [place for place in places if dtype in place.dtypes]
             if not everything:
-                chosen = [place for place in here if _is_selected(place, record, case, dtype)]
-                report.selected |= {str(place) for place in here if place not in chosen}
-                here = chosen
+                taken = [place for place in here if _is_selected(place, record, case, dtype)]
+                report.selected |= {str(place) for place in here if place not in taken}
+                here = taken
             results = _results(record, case, dtype, here, report)
             report.runs.setdefault(record.name, set()).update(results)
             own = _own_errors(exact, results) if dtype == "float32" else {}
@@ -182,7 +217,7 @@ def _is_selected(place: Place, record: Record, case: draws.Case, dtype: str) -> 
     if place.pace == "ready":
         return True
     if isinstance(record, agree_pinn.Subject):
-        first = case.regime.name == agree_pinn.cases(full=False)[0].regime.name
+        first = case.regime.name == _PARTS[record.name].cases(full=False)[0].regime.name
         return place.pace == "compiles" and first and dtype == "float32"
     first = case.regime is draws.QUICK[0]
     if isinstance(record, Derived):
@@ -209,7 +244,7 @@ def _results(
                 run = Run(str(place), candidate)
                 found: Arrays = {}
                 with scanfield.use(method=candidate):
-                    verbs = agree_pinn.VERBS if isinstance(record, agree_pinn.Subject) else _VERBS
+                    verbs = _PARTS[record.name].VERBS if isinstance(record, agree_pinn.Subject) else _VERBS
                     for verb, take in verbs.items():
                         if verb == "step" and not token:
                             continue
@@ -237,7 +272,8 @@ def _candidates(
     record: Record, arrays: Mapping[str, Any], options: Mapping[str, Any], place: Place
 ) -> list[str]:
     if isinstance(record, agree_pinn.Subject):
-        return agree_pinn.candidates(place, arrays, options)
+        here: list[str] = _PARTS[record.name].candidates(place, arrays, options)
+        return here
     told = scanfield.explain(_function(record), **arrays, **options)
     names = list(dict.fromkeys(verdict.candidate for verdict in told.verdicts))
     # What runs only when it is asked for may compile for seconds at every new shape: the operation that this one is

@@ -15,9 +15,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from scanfield.cli import agree
+from scanfield.cli import agree, jobs
 from scanfield.cli.console import progress, table
 from scanfield.cli.places import places
+from scanfield.errors import ArgumentError
 
 _EXAMPLES = """\
 examples:
@@ -25,6 +26,7 @@ examples:
   scanfield check --full                       also strong decay, resets, packs, reverse, layouts
   scanfield check --library numpy --library torch
   scanfield check --operation gdn2 --operation kda --full
+  scanfield check --full --jobs 4
   scanfield check --json > check.json
 
 exit status: 0 all agree, 1 some do not or raised, 2 a name that is not known
@@ -53,19 +55,34 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--by-operation", action="store_true", help="a line for each operation instead of each pair"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="so many processes share the cases (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit status whether all agree."""
+    if arguments.jobs < 1:
+        raise ArgumentError(f"--jobs: expected at least 1, came {arguments.jobs}")
     records = agree.operations(arguments.operation)
     everywhere = places(arguments.library)
     count = len(agree.cases(records, full=arguments.full))
+    everything = arguments.library is not None
     with progress("checking", count, quiet=arguments.json) as tick:
-        report = agree.compare(
-            records, everywhere, full=arguments.full, everything=arguments.library is not None, done=tick
-        )
+        if arguments.jobs > 1:
+            names = [record.name for record in records]
+            report = jobs.compare(
+                names,
+                arguments.library,
+                full=arguments.full,
+                everything=everything,
+                jobs=arguments.jobs,
+                done=tick,
+            )
+        else:
+            report = agree.compare(records, everywhere, full=arguments.full, everything=everything, done=tick)
     if arguments.json:
         print(json.dumps(as_json(report), indent=2))
     else:

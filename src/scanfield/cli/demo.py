@@ -27,7 +27,7 @@ import numpy as np
 
 import scanfield
 from scanfield import optimize
-from scanfield.cli import agree, check, info
+from scanfield.cli import agree, check, info, jobs
 from scanfield.cli.console import heading, progress, table
 from scanfield.cli.places import places
 
@@ -81,7 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     heading("2  Do they agree?")
     records = agree.operations()
     with progress("comparing", len(agree.cases(records))) as tick:
-        report = agree.compare(records, everywhere, everything=False, done=tick)
+        names = [record.name for record in records]
+        report = jobs.compare(
+            names, None, full=False, everything=False, jobs=min(2, scanfield.get_num_threads()), done=tick
+        )
     print(check.as_text(report, by_operation=True))
 
     heading("3  The carbon dioxide record")

@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Training imports SciPy: only the command that needs it pays.
     from scanfield.pinn import files
     from scanfield.pinn.diagnose import DiagnosisWarning
+    from scanfield.pinn.plotting import picture
 
     if arguments.list:
         for name in files.shipped():
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     problem = files.load_problem(arguments.problem, **_parameters(arguments.set))
     output = arguments.output or Path(f"{problem.name}.npz")
     # What cannot be written is refused before the training, not after it.
-    plot = None if arguments.plot is None else _picture(arguments.plot)
+    plot = None if arguments.plot is None else picture("--plot", arguments.plot)
     for path in dict.fromkeys((output, arguments.plot, plot)):
         if path is not None and not path.resolve().parent.is_dir():
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
@@ -109,18 +110,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(fit)
     _write(problem, fit, output, plot)
     return 0
-
-
-def _picture(path: Path) -> Path:
-    """The file that matplotlib will write: a png where the name has no ending."""
-    from scanfield.pinn.extras import need
-
-    canvas = need("matplotlib.backend_bases", "plot").FigureCanvasBase
-    allowed = sorted(canvas.get_supported_filetypes())
-    path = path if path.suffix else path.with_suffix(".png")
-    if path.suffix[1:].lower() not in allowed:
-        raise ArgumentError(f"--plot {path}: allowed endings are {', '.join(allowed)}")
-    return path
 
 
 def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:

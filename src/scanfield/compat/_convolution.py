@@ -7,7 +7,7 @@ w_j     ``weight``  (channels, W)                w_(W-1) meets the present token
 b       ``bias``    (channels,)                  optional
 h       ``state``   (batch, W - 1, channels)     the last W - 1 inputs, oldest first
 
-y_t = activation(b + sum_j w_j x_(t - W + 1 + j)). It is plain array code: torch and JAX differentiate it.
+y_t = activation(b + sum_j w_j x_(t - W + 1 + j)): the convolution of ``scanfield.layers``, which torch and JAX differentiate.
 """
 
 from __future__ import annotations
@@ -16,20 +16,10 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import (
-    Array,
-    Namespace,
-    cast,
-    check_floating,
-    dtype_name,
-    dtype_of,
-    library_of,
-    widest,
-    zeros,
-)
+from scanfield.arrays import Array, Namespace, cast, library_of
 from scanfield.compat import _arrays
 from scanfield.errors import ArgumentError, ShapeError
-from scanfield.scans.canonical import quiet
+from scanfield.layers import short_convolution
 
 
 def causal_conv1d(
@@ -79,91 +69,25 @@ def causal_conv1d(
     >>> output.ravel(), state.ravel()
     (array([ 1., 12., 23.]), array([3.]))
     """
-    xp, before = _checked(x, weight, bias, initial_state, activation)
-    batch, time, channels = x.shape
-    width = weight.shape[1]
-    compute = dtype_of(
-        xp, widest(dtype_name(a.dtype) for a in (x, weight, bias, initial_state) if a is not None)
-    )
-    rows = batch
-    bounds = None
-    if cu_seqlens is not None:
-        bounds = _arrays.checked_bounds(cu_seqlens, batch, time)
-        rows = len(bounds) - 1
-    if initial_state is not None:
-        _arrays.check_shape(initial_state, "initial_state", rows=rows, time=before, channels=channels)
-    if bounds is None:
-        start = zeros(xp, (batch, before, channels), x.dtype, x) if initial_state is None else initial_state
-        line = xp.concat([cast(xp, start, x.dtype), x], axis=1)
-        taps = [line[:, j : j + time, :] for j in range(width)]
-        final_state = line[:, time:, :]
-    else:
-        taps, final_state = _packed_taps(xp, x, initial_state, bounds, width)
-    with quiet(library_of(x, "x").name):
-        total = None if bias is None else cast(xp, bias, compute)
-        for j, tap in enumerate(taps):
-            part = cast(xp, tap, compute) * cast(xp, weight[:, j], compute)
-            total = part if total is None else total + part
-        if activation is not None:
-            total = _arrays.silu(xp, total)
-    return cast(xp, total, x.dtype), final_state
-
-
-def _checked(
-    x: Array, weight: Array, bias: Array | None, state: Array | None, activation: str | None
-) -> tuple[Namespace, int]:
-    """The namespace and the number of inputs that a state holds."""
     check_activation(activation)
-    xp = _arrays.namespace(x=x, weight=weight, bias=bias, initial_state=state)
-    for name, array in {"x": x, "weight": weight, "bias": bias, "initial_state": state}.items():
-        if array is not None:
-            check_floating(array, name, complex_allowed=False)
-    _arrays.check_rank(x, "x", "batch time channels")
-    _arrays.check_rank(weight, "weight", "channels width")
-    channels, width = x.shape[2], weight.shape[1]
-    if weight.shape[0] != channels or width < 1:
-        raise ShapeError(
-            f"weight: shape {tuple(weight.shape)}, but (channels, width) with {channels} channels and a width of at least 1 "
-            "is expected"
-        )
-    if bias is not None:
-        _arrays.check_shape(bias, "bias", channels=channels)
-    return xp, width - 1
+    if cu_seqlens is not None:
+        _arrays.check_rank(x, "x", "batch time channels")
+        cu_seqlens = _arrays.checked_bounds(cu_seqlens, *x.shape[:2])
+    found = short_convolution.causal_conv1d(
+        x,
+        weight,
+        bias,
+        initial_state=initial_state,
+        activation=None if activation is None else "silu",
+        cu_seqlens=cu_seqlens,
+    )
+    return found.output, cast(library_of(x, "x").namespace, found.final_state, x.dtype)
 
 
 def check_activation(activation: str | None) -> None:
     """ArgumentError for what is neither None nor SiLU."""
     if activation not in (None, "silu", "swish"):
         raise ArgumentError(f"activation: {activation!r}; allowed are None, 'silu' and 'swish'")
-
-
-def _packed_taps(
-    xp: Namespace, x: Array, states: Array | None, bounds: tuple[int, ...], width: int
-) -> tuple[list[Array], Array]:
-    """What each weight meets, and the final states: both gathered from the tokens and the states laid end to end."""
-    time, channels, before = x.shape[1], x.shape[2], width - 1
-    sequences = len(bounds) - 1
-    if states is None:
-        states = zeros(xp, (sequences, before, channels), x.dtype, x)
-    flat = xp.reshape(cast(xp, states, x.dtype), (sequences * before, channels))
-    pool = xp.concat([x[0, ...], flat], axis=0)
-    counts = _arrays.lengths(bounds)
-    starts = numpy.repeat(numpy.asarray(bounds[:-1], dtype=numpy.int64), counts)
-    owner = numpy.repeat(numpy.arange(sequences), counts)
-
-    def places(position: Any, start: Any, sequence: Any) -> Any:
-        """Where a position of a sequence lies in the pool; those before its start lie in its state."""
-        return numpy.where(position >= start, position, time + sequence * before + before + position - start)
-
-    now = numpy.arange(time)
-    taps = [
-        xp.expand_dims(_arrays.take(xp, pool, places(now - before + j, starts, owner)), axis=0)
-        for j in range(width)
-    ]
-    ends, begins = numpy.asarray(bounds[1:])[:, None], numpy.asarray(bounds[:-1])[:, None]
-    last = places(ends - before + numpy.arange(before)[None, :], begins, numpy.arange(sequences)[:, None])
-    found = _arrays.take(xp, pool, last.reshape(-1).astype(numpy.int64))
-    return taps, xp.reshape(found, (sequences, before, channels))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from scanfield.arrays import Array
-from scanfield.compat import _arrays, _gates, _rule
+from scanfield.compat import _gates, _rule
 from scanfield.compat._rule import CHUNK
 
 
@@ -160,13 +160,9 @@ def _gdn2(
     intermediate: bool,
 ) -> tuple[Any, ...]:
     bound = _gates.check_gate(use_gate, words.A_log, words.dt_bias, lower_bound, safe_gate)
-    xp = _arrays.namespace(q=q, k=k, v=v, g=g, b=b, w=w, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=True)
-    batch, time, vheads, width = v.shape
-    channels = {"batch": batch, "time": time, "vheads": vheads, "K": k.shape[3]}
-    _rule.check_gate_shape(g, "g", **channels)
-    _rule.check_gate_shape(b, "b", **channels)
-    _rule.check_gate_shape(w, "w", batch=batch, time=time, vheads=vheads, V=width)
+    keys, values = "batch time vheads K", "batch time vheads V"
+    gates = {"g": (g, keys), "b": (b, keys), "w": (w, values)}
+    xp = _rule.fitted(q, k, v, gates, initial_state, grouped=True)
     if use_gate:
         g = _gates.log_decay(xp, g, words.A_log, words.dt_bias, bound)
     return _rule.run(
@@ -308,11 +304,8 @@ def _kda(
     intermediate: bool,
 ) -> tuple[Any, ...]:
     bound = _gates.check_gate(use_gate, words.A_log, words.dt_bias, lower_bound, safe_gate)
-    xp = _arrays.namespace(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=True)
-    batch, time, vheads, _ = v.shape
-    _rule.check_gate_shape(g, "g", batch=batch, time=time, vheads=vheads, K=k.shape[3])
-    _rule.check_gate_shape(beta, "beta", batch=batch, time=time, vheads=vheads)
+    gates = {"g": (g, "batch time vheads K"), "beta": (beta, "batch time vheads")}
+    xp = _rule.fitted(q, k, v, gates, initial_state, grouped=True)
     if use_gate:
         g = _gates.log_decay(xp, g, words.A_log, words.dt_bias, bound)
     beta = _gates.strength(xp, beta, beta_sigmoid, allow_neg_eigval)

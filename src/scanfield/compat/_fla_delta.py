@@ -140,13 +140,9 @@ def _gated(
     bounds: Any,
 ) -> tuple[Any, ...]:
     _gates.check_gate(use_gate, words.A_log, words.dt_bias, None)
-    xp = _arrays.namespace(q=q, k=k, v=v, g=g, gk=gk, gv=gv, beta=beta, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=True)
-    batch, time, vheads, width = v.shape
-    head = {"batch": batch, "time": time, "vheads": vheads}
-    _rule.check_gate_shape(g, "g", **head)
-    _rule.check_gate_shape(gk, "gk", _NOT_BETA, **head, K=k.shape[3])
-    _rule.check_gate_shape(gv, "gv", **head, V=width)
+    head = "batch time vheads"
+    gates = {"g": (g, head), "gk": (gk, f"{head} K"), "gv": (gv, f"{head} V"), "beta": (beta, None)}
+    xp = _rule.fitted(q, k, v, gates, initial_state, grouped=True, hints={"gk": _NOT_BETA})
     beta = _beta(xp, v, beta, beta_sigmoid, allow_neg_eigval)
     if use_gate:
         if g is None:
@@ -272,8 +268,7 @@ def _delta(
     bounds: Any,
     chunk_size: int | None = None,
 ) -> tuple[Any, ...]:
-    xp = _arrays.namespace(q=q, k=k, v=v, beta=beta, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=True)
+    xp = _rule.fitted(q, k, v, {"beta": (beta, None)}, initial_state, grouped=True)
     beta = _beta(xp, v, beta)
     return _rule.run(
         xp, q, k, v, None, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,

@@ -132,11 +132,8 @@ def _gated(
     bounds: Any,
     name: str,
 ) -> tuple[Any, ...]:
-    xp = _arrays.namespace(q=q, k=k, v=v, **{name: gk}, gv=gv, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=False)
-    batch, time, heads, width = v.shape
-    _rule.check_gate_shape(gk, name, batch=batch, time=time, heads=heads, K=k.shape[3])
-    _rule.check_gate_shape(gv, "gv", batch=batch, time=time, heads=heads, V=width)
+    gates = {name: (gk, "batch time heads K"), "gv": (gv, "batch time heads V")}
+    xp = _rule.fitted(q, k, v, gates, initial_state, grouped=False)
     return _rule.run(
         xp, q, k, v, gk, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         state_v_first=state_v_first, bounds=bounds, reverse=reverse, value_decay=gv,
@@ -248,14 +245,11 @@ def _simple(
     bounds: Any,
     chunk_size: int | None = None,
 ) -> tuple[Any, ...]:
-    xp = _arrays.namespace(q=q, k=k, v=v, g=g, g_gamma=g_gamma, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=False)
-    batch, time, heads, _ = v.shape
-    _rule.check_gate_shape(g, "g", batch=batch, time=time, heads=heads)
-    _rule.check_gate_shape(g_gamma, "g_gamma", heads=heads)
+    gates = {"g": (g, "batch time heads"), "g_gamma": (g_gamma, "heads")}
+    xp = _rule.fitted(q, k, v, gates, initial_state, grouped=False)
     decay = g
     if g_gamma is not None:
-        constant = xp.broadcast_to(_arrays.wide(xp, g_gamma), (batch, time, heads))
+        constant = xp.broadcast_to(_arrays.wide(xp, g_gamma), v.shape[:3])
         decay = constant if g is None else _arrays.wide(xp, g) + constant
     return _rule.run(
         xp, q, k, v, decay, scale=scale, initial_state=initial_state, output_final_state=output_final_state,

@@ -86,8 +86,8 @@ def _retention(
     bounds: Any,
     chunk_size: int | None,
 ) -> tuple[Any, ...]:
-    xp = _arrays.namespace(q=q, k=k, v=v, initial_state=initial_state)
-    _rule.check_qkv(q, k, v, grouped=False)  # the decay goes by head, so heads must be the same ones
+    # The decay goes by head, so heads must be the same ones.
+    xp = _rule.fitted(q, k, v, {}, initial_state, grouped=False)
     output, state = retention(
         q, k, v, None, _rule.turned(xp, initial_state, state_v_first), scale=scale, reverse=reverse, cu_seqlens=bounds,
         chunk_size=chunk_size,

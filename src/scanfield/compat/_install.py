@@ -28,7 +28,10 @@ _MAMBA = {
     "mamba_ssm.ops.selective_scan_interface": ("selective_scan_fn", "selective_scan_ref", "mamba_inner_fn"),
     "mamba_ssm.ops.triton": (),
     "mamba_ssm.ops.triton.selective_state_update": ("selective_state_update",),
-    "mamba_ssm.ops.triton.ssd_combined": ("mamba_chunk_scan_combined",),
+    "mamba_ssm.ops.triton.ssd_combined": (
+        "mamba_chunk_scan_combined",
+        "mamba_split_conv1d_scan_combined",
+    ),
 }
 _CONVOLUTION = {
     "causal_conv1d": ("causal_conv1d_fn", "causal_conv1d_update"),

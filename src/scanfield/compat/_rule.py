@@ -100,6 +100,32 @@ def check_qkv(q: Array, k: Array, v: Array, *, grouped: bool) -> None:
         )
 
 
+def fitted(
+    q: Array,
+    k: Array,
+    v: Array,
+    gates: Mapping[str, tuple[Array | None, str | None]],
+    initial_state: Array | None,
+    *,
+    grouped: bool,
+    hints: Mapping[str, str] | None = None,
+) -> Namespace:
+    """The namespace of a call whose arrays fit each other.
+
+    ``gates`` are pairs by name: an array or None, and the names of its axes, or None where the caller checks them.
+    """
+    arrays = {name: array for name, (array, _) in gates.items()}
+    xp = _arrays.namespace(q=q, k=k, v=v, **arrays, initial_state=initial_state)
+    check_qkv(q, k, v, grouped=grouped)
+    names = ("batch", "time", "heads", "vheads", "K", "V")
+    sizes = dict(zip(names, (*k.shape[:3], v.shape[2], k.shape[3], v.shape[3]), strict=True))
+    for name, (array, axes) in gates.items():
+        if axes is not None:
+            wanted = {axis: sizes[axis] for axis in axes.split()}
+            check_gate_shape(array, name, (hints or {}).get(name, ""), **wanted)
+    return xp
+
+
 def check_gate_shape(array: Array | None, name: str, hint: str = "", **sizes: int) -> None:
     """ShapeError, with a hint, unless a gate has these sizes."""
     if array is None:

@@ -7,6 +7,7 @@ gradients through final states, float64, no GPU.
 
 from scanfield.compat._convolution import causal_conv1d, causal_conv1d_fn, causal_conv1d_update
 from scanfield.compat._selective import mamba_inner_fn, selective_scan_fn, selective_scan_ref
+from scanfield.compat._split import mamba_split_conv1d_scan_combined
 from scanfield.compat._ssd import mamba_chunk_scan_combined
 from scanfield.compat._state_update import selective_state_update
 
@@ -16,6 +17,7 @@ __all__ = [
     "causal_conv1d_update",
     "mamba_chunk_scan_combined",
     "mamba_inner_fn",
+    "mamba_split_conv1d_scan_combined",
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",

@@ -26,6 +26,7 @@ from scanfield.dispatch.registry import (
     register,
     save,
     select,
+    tell,
     use,
 )
 from scanfield.dispatch.report import Backend, Explanation, backends, explain_call
@@ -59,5 +60,6 @@ __all__ = [
     "register",
     "save",
     "select",
+    "tell",
     "use",
 ]

@@ -176,3 +176,5 @@ class Manifest:
     candidates: tuple[Candidate, ...] = ()
     loop: str | None = None
     """``"module:attribute"`` of a function that takes the place of the Python loop over time (see ``loops``)."""
+    classes: str | None = None
+    """``"module:attribute"`` of a function that is told of each class whose instances hold arrays of this library."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
@@ -402,6 +402,17 @@ def _verbs(name: str, code: Implementation) -> frozenset[str]:
     if not {"save", "backward"} <= have:
         have -= {"save", "backward"}
     return frozenset(have)
+
+
+def tell(library: str, classes: Iterable[type]) -> None:
+    """Tell a library's backend of classes whose instances hold its arrays (JAX: nodes of a pytree)."""
+    _discover()
+    for manifest in _MANIFESTS:
+        if manifest.library == library and manifest.classes:
+            module_name, _, attribute = manifest.classes.partition(":")
+            told = getattr(importlib.import_module(module_name), attribute)
+            for found in classes:
+                told(found)
 
 
 def _load_loop(library: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -33,15 +34,23 @@ class Linear(Layer):
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         sizes(inputs=inputs, outputs=outputs)
-        own = {"weight": Parameter((outputs, inputs), drawing.weight(inputs))}
+        own = {"weight": Parameter((outputs, inputs), drawing.Weight(inputs))}
         if bias:
-            own["bias"] = Parameter((outputs,), drawing.bias(inputs))
+            own["bias"] = Parameter((outputs,), drawing.Bias(inputs, linear=True))
         super().__init__(own)
 
     def define(self, run: Run, x: Value) -> Value:
         """x W^T + b"""
         bias = run.parameter("bias") if "bias" in self.parameters else None
         return run.one(Matrix(), x, run.parameter("weight"), bias)
+
+
+class OutProjection(Linear):
+    """The linear layer whose output is that of a block, and so a term of the residual stream."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.parameters["weight"] = replace(self.parameters["weight"], last=True)
 
 
 class Embedding(Layer):
@@ -98,9 +107,9 @@ class CausalConv1d(Layer):
 
     def __init__(self, channels: int, width: int = 4, *, bias: bool = True) -> None:
         sizes(channels=channels, width=width)
-        own = {"weight": Parameter((channels, 1, width), drawing.weight(width))}
+        own = {"weight": Parameter((channels, 1, width), drawing.Weight(width))}
         if bias:
-            own["bias"] = Parameter((channels,), drawing.bias(width))
+            own["bias"] = Parameter((channels,), drawing.Bias(width))
         super().__init__(own, carries=("conv",))
 
     def define(self, run: Run, x: Value) -> Value:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy
 
+from scanfield import tensorfile
 from scanfield.arrays import REAL, Array, device_of, dtype_name, library_of
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
-from scanfield.layers import safetensors
 from scanfield.layers.language_model import LanguageModel
 from scanfield.layers.layer import Layer
 from scanfield.layers.parameters import maker
@@ -45,13 +45,13 @@ _IN_BLOCKS = {"fla": {"norm": "attn_norm", "mixer": "attn"}}
 
 
 def upstream(layer: Layer, name: str, names: str) -> str:
-    """The name that a parameter of ``layer`` has in another project."""
+    """The name that a parameter of ``layer``, or a layer in it, has in another project."""
     if names not in NAMES:
         raise ArgumentError(f"names: {names!r}; allowed are {', '.join(map(repr, NAMES))}")
     if names == "scanfield" or not isinstance(layer, LanguageModel):
         return name
     head, *rest = name.split(".")
-    if head == "layers":
+    if head == "layers" and len(rest) > 1:
         inside = _IN_BLOCKS.get(names, {})
         rest[1] = inside.get(rest[1], rest[1])
     return ".".join([_HEADS[names].get(head, head), *rest])
@@ -114,7 +114,8 @@ def load_state_dict(layer: Layer, arrays: Mapping[str, Array], names: str = "sca
 def save(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -> None:
     """Write the parameters to a safetensors file, in their dtypes, bit for bit."""
     given = state_dict(layer, names)
-    safetensors.write(path, {n: (dtype_name(a.dtype), bits_of(a)) for n, a in given.items()})
+    arrays = {n: (dtype_name(a.dtype), bits_of(a)) for n, a in given.items()}
+    tensorfile.write(path, arrays, {"format": "pt"})
 
 
 def load(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -> None:
@@ -122,7 +123,7 @@ def load(layer: Layer, path: str | os.PathLike[str], names: str = "scanfield") -
 
     Errors as ``load_state_dict``; StateError for a file that is none.
     """
-    found = safetensors.read(path)
+    found, _ = tensorfile.read(path)
     load_state_dict(layer, {n: _wide(a) if d == "bfloat16" else a for n, (d, a) in found.items()}, names)
 
 

@@ -17,9 +17,7 @@ one series too: each sequence behind its own state, and the outputs at the state
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -33,6 +31,7 @@ from scanfield.arrays import (
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.layers.tape import Function, Saved
 from scanfield.lrp.rules import LINEAR_RULES, Epsilon, Passed, Rule
+from scanfield.tracing import constant_for_compilers
 
 Bounds = tuple[int, ...] | None
 
@@ -114,7 +113,9 @@ class _Shifts:
     @property
     def places(self) -> _Places:
         """Where things stand in the series of a pack."""
-        return _places(self.bounds or (0,), self.width - 1)
+        key = self.bounds or (0,), self.width - 1
+        _remember(*key)
+        return _PLACES.get(key) or _places(*key)  # other threads may have put theirs in its place
 
     def series(self, x: Array, state: Array | None) -> Array:
         """The state and x as one series."""
@@ -201,45 +202,63 @@ class _Shifts:
         tokens, state = self.parts(ones)
         return self.series(tokens, state * 0)
 
-    def _take(self, x: Array, places: tuple[int, ...]) -> Array:
-        # int32 serves where a library has no 64-bit integers; no series is longer.
-        index = self.xp.asarray(numpy.asarray(places, dtype=numpy.int32), device=device_of(x))
+    def _take(self, x: Array, places: Any) -> Array:
+        # A copy: some libraries would share memory with what is kept, or warn of what they may not write.
+        index = self.xp.asarray(places.copy(), device=device_of(x))
         return self.xp.take(x, index, axis=1)
 
 
-@dataclass(frozen=True)
-class _Places:
-    order: tuple[int, ...]
+class _Places(NamedTuple):
+    """Host integers: where things stand in the series of a pack."""
+
+    order: Any
     """Series <- states of all sequences, then all tokens."""
-    back: tuple[int, ...]
-    tokens: tuple[int, ...]
+    back: Any
+    tokens: Any
     """Which sums over ``width`` entries of the series are outputs."""
-    spread: tuple[int, ...]
+    spread: Any
     """Those sums <- 0, then the outputs."""
-    last: tuple[int, ...]
-    last_spread: tuple[int, ...]
+    last: Any
+    last_spread: Any
     """Series <- 0, then the final states."""
 
 
-@lru_cache(maxsize=64)
+_PLACES: dict[tuple[tuple[int, ...], int], _Places] = {}
+_MOST_PLACES = 64  # packs remembered
+
+
+@constant_for_compilers
+def _remember(bounds: tuple[int, ...], history: int) -> bool:
+    """Work the places of a pack out, unless it was met of late. A compiler that traces does so once, and reads them."""
+    key = bounds, history
+    if key not in _PLACES:
+        while len(_PLACES) >= _MOST_PLACES:
+            _PLACES.pop(next(iter(_PLACES)), None)
+        _PLACES[key] = _places(bounds, history)
+    return True
+
+
 def _places(bounds: tuple[int, ...], history: int) -> _Places:
-    count = (len(bounds) - 1) * history
-    order: list[int] = []
-    tokens: list[int] = []
-    last: list[int] = []
-    for i, (start, stop) in enumerate(pairwise(bounds)):
-        tokens += [len(order) + t for t in range(stop - start)]
-        order += range(i * history, (i + 1) * history)
-        order += range(count + start, count + stop)
-        last += range(len(order) - history, len(order))
-    back = sorted(range(len(order)), key=order.__getitem__)
-    spread = [0] * max(len(order) - history, 0)
-    for i, place in enumerate(tokens):
-        spread[place] = i + 1
-    last_spread = [0] * len(order)
-    for i, place in enumerate(last):
-        last_spread[place] = i + 1
-    return _Places(*(tuple(x) for x in (order, back, tokens, spread, last, last_spread)))
+    # int32 serves where a library has no 64-bit integers; no series is longer.
+    starts, ends = (numpy.asarray(ends, dtype=numpy.int32) for ends in (bounds[:-1], bounds[1:]))
+    count, time = len(starts), bounds[-1]
+    sequence = numpy.arange(count, dtype=numpy.int32)
+    owner = numpy.repeat(sequence, ends - starts)
+    before = numpy.arange(history, dtype=numpy.int32)
+    tokens = numpy.arange(time, dtype=numpy.int32) + owner * history
+    states = (starts + sequence * history)[:, None] + before
+    last = ((ends + sequence * history)[:, None] + before).reshape(-1)
+    back = numpy.concatenate([states.reshape(-1), tokens + history])
+    order = numpy.empty_like(back)
+    order[back] = numpy.arange(len(back), dtype=numpy.int32)
+    spread = numpy.zeros(max(len(back) - history, 0), dtype=numpy.int32)
+    spread[tokens] = numpy.arange(1, time + 1, dtype=numpy.int32)
+    last_spread = numpy.zeros_like(back)
+    last_spread[last] = numpy.arange(1, len(last) + 1, dtype=numpy.int32)
+    found = _Places(order, back, tokens, spread, last, last_spread)
+    for array in found:
+        array.flags.writeable = False  # it is kept for the next call
+    return found
 
 
 def read_bounds(cu_seqlens: Any) -> Bounds:

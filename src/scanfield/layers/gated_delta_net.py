@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
-from scanfield.layers.basic import CausalConv1d, Linear, RMSNorm, Sequential, positive
+from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm, Sequential, positive
 from scanfield.layers.functions import Activation, Gate, Heads, Mean, Repeat, Scale
 from scanfield.layers.layer import Layer
 from scanfield.layers.mamba import multiple
 from scanfield.layers.parameters import Parameter
 from scanfield.layers.parametrised import sizes
-from scanfield.layers.scan import LogDecay, Scan
+from scanfield.layers.scan import BoundedDecay, LogDecay, Scan
 from scanfield.layers.tape import Run, Value
 
 GDN2 = ("query", "key", "value", "log_decay", "erase", "write", "initial_state")
@@ -42,6 +42,9 @@ class GatedDeltaNet2Config:
         A gate for each channel; the mean of the channels' logits for each head; one logit for each value head; no gate
         (everything of the key is erased, the value is written whole, nothing decays). ``write="erase"`` uses the erase gate
         for both, as the delta rules with one beta do.
+    decay_lower_bound : float, optional
+        The most negative log decay of a token: the gate is then lower sigmoid(exp(A_log) (x W_f + dt_bias)), which
+        flash-linear-attention's kernels allow in [-5, 0) (Kimi Linear's ``safe_gate``).
     qk_l2_norm : bool
     allow_neg_eigval : bool
         Twice the erase gate, in (0, 2).
@@ -67,6 +70,7 @@ class GatedDeltaNet2Config:
     erase: GateMode = "channel"
     write: GateMode | Literal["erase"] = "channel"
     decay: GateMode = "channel"
+    decay_lower_bound: float | None = None
     qk_l2_norm: bool = True
     allow_neg_eigval: bool = False
     output_scale: float = 1.0
@@ -98,8 +102,15 @@ class GatedDeltaNet2Config:
         rank: object = self.gate_rank
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
             raise ArgumentError(f"gate_rank: {rank!r}; allowed is an integer of at least 0, or None")
+        lower: object = self.decay_lower_bound
+        if lower is not None and not (_is_number(lower) and -math.inf < lower < 0):
+            raise ArgumentError(
+                f"decay_lower_bound: {lower!r}; it is the most negative log decay, allowed is a number below 0, or None"
+            )
+        if lower is not None and self.decay == "disabled":
+            raise ArgumentError(f"decay_lower_bound: {lower!r}, but decay is 'disabled'")
         scale: object = self.output_scale
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        if not (_is_number(scale) and math.isfinite(scale)):
             raise ArgumentError(f"output_scale: {self.output_scale!r}; allowed is a finite number")
 
     @property
@@ -135,12 +146,17 @@ class GatedDeltaNet2Config:
         return GatedDeltaNet2Config(heads, latent_per_head, **(own | options))
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 class GatedDeltaNet2(Layer):
     """Projections, short convolutions and SiLU; gates; ``gdn2``; norm and output gate by head; out-projection.
 
     With b, w, g the erase, write and decay gates of the config:
 
         b = sigmoid(x W_b),  w = sigmoid(x W_w),  g = -exp(A_log) softplus(x W_f + dt_bias)
+        or, with a lower bound, g = lower sigmoid(exp(A_log) (x W_f + dt_bias))
 
     Parameters bear the names of flash-linear-attention's layers: ``q_proj``, ``k_proj``, ``v_proj``, ``q_conv1d``, ...,
     ``f_proj.0``, ``f_proj.1`` (``a_proj`` for one decay a head), ``b_proj``, ``w_proj``, ``A_log``, ``dt_bias``,
@@ -190,7 +206,7 @@ class GatedDeltaNet2(Layer):
                 else Linear(hidden_dim, values, bias=False)
             )
         children["o_norm"] = RMSNorm(c.V, epsilon=c.norm_epsilon)
-        children["o_proj"] = Linear(values, hidden_dim, bias=False)
+        children["o_proj"] = OutProjection(values, hidden_dim, bias=False)
         super().__init__(own, children, ("memory",))
 
     def define(self, run: Run, x: Value) -> Value:
@@ -249,13 +265,14 @@ class GatedDeltaNet2(Layer):
         if c.decay == "disabled":
             return None
         rate, bias = run.parameter("A_log"), run.parameter("dt_bias")
+        gate = LogDecay() if c.decay_lower_bound is None else BoundedDecay(float(c.decay_lower_bound))
         if c.decay == "head":
-            return run.one(LogDecay(), run.layer("a_proj", self.children["a_proj"], x), rate, bias)
+            return run.one(gate, run.layer("a_proj", self.children["a_proj"], x), rate, bias)
         logits = run.one(Heads(c.heads), run.layer("f_proj", self.children["f_proj"], x))
         bias = run.one(Heads(c.heads), bias)
         if c.decay == "scalar":
             logits, bias = run.one(Mean(), logits), run.one(Mean(), bias)
-        return self._for_values(run, run.one(LogDecay(), logits, rate, bias), c.heads)
+        return self._for_values(run, run.one(gate, logits, rate, bias), c.heads)
 
     def _for_values(self, run: Run, gate: Value, heads: int) -> Value:
         """Gates of key heads for each value head of their group."""

@@ -59,6 +59,7 @@ class LanguageModel(Layer):
         if not tied:
             children["lm_head"] = Linear(width, vocabulary, bias=False)
         super().__init__(children=children)
+        self.depth = len(blocks)
 
     def define(self, run: Run, x: Value) -> Value:
         """Logits."""

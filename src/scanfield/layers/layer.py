@@ -86,10 +86,7 @@ class Layer(Parametrised, ABC):
     def step(self, x: Array, state: State | None = None) -> LayerResult:
         """One token: x (batch, width), or (batch,) integers; the output has no time axis either."""
         xp = library_of(x, "x").namespace
-        if x.ndim != (1 if self.tokens else 2):
-            raise ShapeError(
-                f"x: shape {tuple(x.shape)}; one token is {'(batch,)' if self.tokens else '(batch, width)'}"
-            )
+        check_token(x, self.tokens)
         whole = xp.expand_dims(x, axis=1)
         run, value = self.start(whole, state, None)
         run.single = True
@@ -214,10 +211,11 @@ class Layer(Parametrised, ABC):
         *,
         keep: bool = False,
         save: bool = False,
+        parameters: Mapping[str, Array] | None = None,
     ) -> tuple[Run, Value]:
-        """A run of this layer, with its input checked and entered."""
+        """A run of this layer, with its input checked and entered; ``parameters`` instead of its own."""
         _check_mapping("state", state)
-        parameters = self.named_parameters()
+        parameters = self.named_parameters() if parameters is None else parameters
         library = check_same_library([("x", x), *parameters.items(), *(state or {}).items()])
         self._check_input(x)
         check_bounds(bounds, x.shape[0], x.shape[1])
@@ -274,7 +272,8 @@ class Layer(Parametrised, ABC):
     def finish(self, run: Run, last: Value, x: Array) -> LayerResult:
         """Outputs as the caller has them."""
         dtype = x.dtype if not self.tokens else next(iter(run.parameters.values())).dtype
-        state = {name: run.carried[name].array for name in self.state_names()}
+        # Where torch's autocast halves a convolution's input, its state is still carried whole.
+        state = {name: cast(run.xp, run.carried[name].array, run.dtype) for name in self.state_names()}
         return LayerResult(cast(run.xp, last.array, dtype), state)
 
     def pull(
@@ -356,6 +355,14 @@ class Layer(Parametrised, ABC):
         d_before = None if run.state is None else {n: of(run.before.get(n), a) for n, a in run.state.items()}
         grads = {n: of(run.leaves.get(n), a) for n, a in run.parameters.items() if n in run.trainable}
         return d_x, d_before, grads
+
+
+def check_token(x: Array, tokens: bool) -> None:
+    """ShapeError unless x has the axes of one token."""
+    if x.ndim != (1 if tokens else 2):
+        raise ShapeError(
+            f"x: shape {tuple(x.shape)}; one token is {'(batch,)' if tokens else '(batch, width)'}"
+        )
 
 
 def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
-from scanfield.layers.basic import CausalConv1d, Linear
+from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm, positive
 from scanfield.layers.functions import Activation, Gate, Split
 from scanfield.layers.layer import Layer
-from scanfield.layers.linear import Matrix
+from scanfield.layers.linear import Matrix, Norm
 from scanfield.layers.parameters import Parameter
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.scan import Rates, Scan
@@ -51,7 +53,7 @@ class SelectiveSSM(Layer):
         sizes(d_model=d_model, state_size=state_size)
         self.method = method
         self.log_rates = log_rates
-        drawn, square = drawing.weight(d_model), (d_model, state_size)
+        drawn, square = drawing.Weight(d_model), (d_model, state_size)
         super().__init__(
             {
                 "w_delta": Parameter((d_model, d_model), drawn),
@@ -103,11 +105,17 @@ class MambaBlock(Layer):
         Rank of the steps; ceil(d_model / 16) if absent.
     conv_bias, bias : bool
         Of the convolution; of the in- and out-projection.
+    dt_bc_norm : {None, "plain", "weighted"}
+        RMS norms of the low-rank steps, of B and of C before the scan: without weights as in FalconMamba (arXiv
+        2410.05355), or with, as in Jamba (arXiv 2403.19887).
+    norm_epsilon : float
+        Of these norms.
     method : str, optional
         The implementation of the scan, as in ``selective_scan``.
 
     Parameters bear the names of mamba_ssm and transformers: ``in_proj``, ``conv1d``, ``x_proj``, ``dt_proj``, ``A_log``,
-    ``D``, ``out_proj``. Carries ``"conv1d.conv"`` and ``"ssm"``. ArgumentError for sizes below 1.
+    ``D``, ``out_proj``, and Jamba's ``dt_layernorm``, ``b_layernorm``, ``c_layernorm``. Carries ``"conv1d.conv"`` and
+    ``"ssm"``. ArgumentError for sizes below 1 and options that are none.
 
     >>> import numpy
     >>> block = MambaBlock(4, 3).init(0, numpy)
@@ -129,11 +137,18 @@ class MambaBlock(Layer):
         dt_rank: int | None = None,
         conv_bias: bool = True,
         bias: bool = False,
+        dt_bc_norm: Literal["plain", "weighted"] | None = None,
+        norm_epsilon: float = 1e-6,
         method: str | None = None,
     ) -> None:
         rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         sizes(d_model=d_model, state_size=state_size, conv_width=conv_width, expand=expand, dt_rank=rank)
+        if dt_bc_norm not in (None, "plain", "weighted"):
+            raise ArgumentError(f"dt_bc_norm: {dt_bc_norm!r}; allowed are None, 'plain' and 'weighted'")
+        positive("norm_epsilon", norm_epsilon)
         self.method = method
+        self.plain_norm = Norm(float(norm_epsilon)) if dt_bc_norm == "plain" else None
+        normed = {"dt": rank, "b": state_size, "c": state_size} if dt_bc_norm == "weighted" else {}
         inner = expand * d_model
         self.halves, self.parts = Split((inner, inner)), Split((rank, state_size, state_size))
         super().__init__(
@@ -146,7 +161,8 @@ class MambaBlock(Layer):
                 "conv1d": CausalConv1d(inner, conv_width, bias=conv_bias),
                 "x_proj": Linear(inner, rank + 2 * state_size, bias=False),
                 "dt_proj": Steps(rank, inner),
-                "out_proj": Linear(inner, d_model, bias=bias),
+                "out_proj": OutProjection(inner, d_model, bias=bias),
+                **{f"{name}_layernorm": RMSNorm(size, epsilon=norm_epsilon) for name, size in normed.items()},
             },
             ("ssm",),
         )
@@ -157,6 +173,7 @@ class MambaBlock(Layer):
         u, z = run.many(self.halves, run.layer("in_proj", inside["in_proj"], x))
         u = run.one(Activation("silu"), run.layer("conv1d", inside["conv1d"], u))
         low, b, c = run.many(self.parts, run.layer("x_proj", inside["x_proj"], u))
+        low, b, c = (self._normed(run, name, value) for name, value in (("dt", low), ("b", b), ("c", c)))
         delta = run.layer("dt_proj", inside["dt_proj"], low)
         a = run.one(Rates(), run.parameter("A_log"))
         y, state = run.many(
@@ -165,6 +182,17 @@ class MambaBlock(Layer):
         run.leaving("ssm", state)
         y = run.one(Gate(), y, run.one(Activation("silu"), z))
         return run.layer("out_proj", inside["out_proj"], y)
+
+    def _normed(self, run: Run, name: str, value: Value) -> Value:
+        """The steps, B or C, as the option has it."""
+        layer = self.children.get(f"{name}_layernorm")
+        if layer is not None:
+            return run.layer(f"{name}_layernorm", layer, value)
+        if self.plain_norm is None:
+            return value
+        x = value.array
+        weight = run.enter(ones(run.xp, (x.shape[-1],), x.dtype, x), False)
+        return run.one(self.plain_norm, value, weight)
 
 
 class Steps(Linear):

@@ -6,7 +6,7 @@ import math
 
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
-from scanfield.layers.basic import CausalConv1d, Linear, RMSNorm
+from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm
 from scanfield.layers.functions import Activation, Gate, Heads, Split
 from scanfield.layers.layer import Layer
 from scanfield.layers.mamba import multiple
@@ -101,7 +101,7 @@ class Mamba2Block(Layer):
                 "in_proj": Linear(d_model, 2 * inner + 2 * shared + heads, bias=bias),
                 "conv1d": CausalConv1d(inner + 2 * shared, conv_width, bias=conv_bias),
                 "norm": RMSNorm(inner, epsilon=norm_epsilon, groups=groups),
-                "out_proj": Linear(inner, d_model, bias=bias),
+                "out_proj": OutProjection(inner, d_model, bias=bias),
             },
             ("ssm",),
         )

@@ -13,7 +13,7 @@ import numpy
 from scanfield.arrays import REAL, Array, Namespace, dtype_name, dtype_of, library_of
 from scanfield.errors import ArgumentError, DtypeError
 
-SCHEMES = ("uniform", "normal", "zeros")
+SCHEMES = ("uniform", "normal", "mamba_ssm", "zeros")
 
 Draw = Callable[[numpy.random.Generator, tuple[int, ...], str], Any]
 """``draw(generator, shape, scheme)``: float64 numbers."""
@@ -25,14 +25,20 @@ class Parameter:
 
     shape: tuple[int, ...]
     draw: Draw
+    last: bool = False
+    """Whether it makes the output of a block: what a residual stream is a sum of, as many terms as there are blocks."""
 
 
-def numbers(parameter: Parameter, seed: int, name: str, scheme: str) -> Any:
-    """The first values of a parameter, float64. Each name has a stream of its own, so that no parameter moves another."""
+def numbers(parameter: Parameter, seed: int, name: str, scheme: str, depth: int = 1) -> Any:
+    """The first values of a parameter, float64. Each name has a stream of its own, so that no parameter moves another.
+
+    ``depth`` is the number of blocks around it, by which the scheme "mamba_ssm" divides the variance of their outputs.
+    """
     if scheme == "zeros":
         return numpy.zeros(parameter.shape)
     generator = numpy.random.default_rng([seed, zlib.crc32(name.encode())])
-    return numpy.asarray(parameter.draw(generator, parameter.shape, scheme))
+    drawn = numpy.asarray(parameter.draw(generator, parameter.shape, scheme))
+    return drawn / math.sqrt(depth) if scheme == "mamba_ssm" and parameter.last else drawn
 
 
 def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
@@ -68,24 +74,33 @@ def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
 # Draws
 
 
-def weight(fan_in: int, *, gain: float = 1.0) -> Draw:
+@dataclass(frozen=True)
+class Weight:
     """Uniform in +-gain / sqrt(fan_in) (torch's linear and convolution layers); scheme "normal": N(0, 0.02^2)."""
 
-    def draw(generator: numpy.random.Generator, shape: tuple[int, ...], scheme: str) -> Any:
+    fan_in: int
+    gain: float = 1.0
+
+    def __call__(self, generator: numpy.random.Generator, shape: tuple[int, ...], scheme: str) -> Any:
+        """The numbers."""
         if scheme == "normal":
             return 0.02 * generator.standard_normal(shape)
-        bound = gain / math.sqrt(fan_in)
+        bound = self.gain / math.sqrt(self.fan_in)
         return generator.uniform(-bound, bound, shape)
 
-    return draw
 
+@dataclass(frozen=True)
+class Bias:
+    """Uniform in +-1 / sqrt(fan_in); 0 in the scheme "normal", and of a linear layer in "mamba_ssm"."""
 
-def bias(fan_in: int) -> Draw:
-    """Uniform in +-1 / sqrt(fan_in); 0 in the scheme "normal"."""
-    drawn = weight(fan_in)
-    return lambda generator, shape, scheme: (
-        numpy.zeros(shape) if scheme == "normal" else drawn(generator, shape, scheme)
-    )
+    fan_in: int
+    linear: bool = False
+
+    def __call__(self, generator: numpy.random.Generator, shape: tuple[int, ...], scheme: str) -> Any:
+        """The numbers."""
+        if scheme == "normal" or (self.linear and scheme == "mamba_ssm"):
+            return numpy.zeros(shape)
+        return Weight(self.fan_in)(generator, shape, scheme)
 
 
 def embedding(generator: numpy.random.Generator, shape: tuple[int, ...], scheme: str) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy
 
-from scanfield.arrays import Array, Namespace, check_same_library, dtype_name
+from scanfield import dispatch
+from scanfield.arrays import Array, Namespace, check_same_library, dtype_name, library_of
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.parameters import SCHEMES, Parameter
@@ -28,6 +29,8 @@ class Parametrised:
         self.children: dict[str, Any] = dict(children or {})
         self.carries = carries
         self.training = True
+        self.depth: int | None = None
+        """The number of blocks, for a layer that is a row of blocks."""
         self._values: dict[str, Array] = {}
         self._frozen: set[str] = set()
 
@@ -51,9 +54,11 @@ class Parametrised:
             ``numpy``, ``torch``, ``jax.numpy``, ``cupy``, ...
         device, dtype
             Of the parameters; dtype by name or as the library's. float16 and bfloat16 are computed with in float32.
-        scheme : {"uniform", "normal", "zeros"}
-            For weights: uniform in +-1/sqrt(fan in), as torch and mamba_ssm; N(0, 0.02^2), as transformers. Decay rates,
-            steps, skips and norms start as in their papers. "zeros": all parameters 0, from which nothing is learnt.
+        scheme : {"uniform", "normal", "mamba_ssm", "zeros"}
+            For weights: uniform in +-1/sqrt(fan in), as torch's layers; N(0, 0.02^2), as transformers; as "uniform" with no
+            biases of linear layers, and the out-projections of a ``LanguageModel`` divided by sqrt(number of mixers), as
+            mamba_ssm's language models. Decay rates, steps, skips and norms start as in their papers. "zeros": all
+            parameters 0, from which nothing is learnt.
 
         Raises
         ------
@@ -65,15 +70,27 @@ class Parametrised:
         if isinstance(seed, bool) or not isinstance(seed, int | numpy.integer) or seed < 0:
             raise ArgumentError(f"seed: {seed!r}; allowed is an integer of at least 0")
         make = drawing.maker(xp, device, dtype)
-        for full, owner, name in self._owners():
-            owner._values[name] = make(drawing.numbers(owner.parameters[name], int(seed), full, scheme))
+        depths = self._depths(1)
+        for full, owner, name in self.owners():
+            drawn = drawing.numbers(owner.parameters[name], int(seed), full, scheme, depths[id(owner)])
+            owner._values[name] = make(drawn)
+        self._tell(make(numpy.zeros(1)))
         return self
 
-    def _owners(self, prefix: str = "") -> Iterator[tuple[str, Parametrised, str]]:
+    def _depths(self, depth: int) -> dict[int, int]:
+        """How many blocks stand in the row of blocks of which a layer is a part, by the id of the layer."""
+        depth = self.depth or depth
+        found = {id(self): depth}
+        for child in self.children.values():
+            found |= child._depths(depth)
+        return found
+
+    def owners(self, prefix: str = "") -> Iterator[tuple[str, Parametrised, str]]:
+        """Each parameter by dotted name, with the layer that holds it and its name there."""
         for name in self.parameters:
             yield joined(prefix, name), self, name
         for name, child in self.children.items():
-            yield from child._owners(joined(prefix, name))
+            yield from child.owners(joined(prefix, name))
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """All layers in this one by dotted name, itself first under the name ``""``."""
@@ -87,7 +104,7 @@ class Parametrised:
         StateError before ``init``.
         """
         found = {}
-        for full, owner, name in self._owners():
+        for full, owner, name in self.owners():
             if name not in owner._values:
                 raise StateError(f"parameter {full!r} has no value yet; layer.init(seed, xp) draws all")
             found[full] = owner._values[name]
@@ -116,13 +133,31 @@ class Parametrised:
         """A layer like this one with other arrays for these parameters; this one is left alone.
 
         Parameters as a dictionary are a pytree: ``lambda p, x: layer.replaced(p)(x)`` is a function for ``jax.jit`` and
-        ``jax.grad``, and its arrays may be tracers.
+        ``jax.grad``, and its arrays may be tracers. A layer without ``init`` takes them all.
         """
         owners = self._checked(arrays)
         own = {id(owner): {**owner._values} for owner, _ in owners.values()}
         for full, array in arrays.items():
             owner, name = owners[full]
             own[id(owner)][name] = array
+        made = self._with(own)
+        if any(name not in owner._values for owner, name in owners.values()):
+            made._tell(next(iter(arrays.values())))
+        return made
+
+    def _tell(self, array: Array) -> None:
+        """Tell the backend of the parameters which classes hold them."""
+        dispatch.tell(library_of(array, "parameter").name, {type(layer) for _, layer in self.named_layers()})
+
+    def bare(self) -> Self:
+        """A layer like this one without arrays."""
+        return self._with({id(owner): {} for _, owner in self.named_layers()})
+
+    def holding(self, leaves: Iterable[Any]) -> Self:
+        """A layer like this one with these in the places of its parameters, in order and unchecked."""
+        own: dict[int, dict[str, Any]] = {}
+        for (_, owner, name), leaf in zip(self.owners(), leaves, strict=True):
+            own.setdefault(id(owner), {})[name] = leaf
         return self._with(own)
 
     def _with(self, values: Mapping[int, dict[str, Array]]) -> Self:
@@ -133,14 +168,19 @@ class Parametrised:
         return made
 
     def _checked(self, arrays: Mapping[str, Array]) -> dict[str, tuple[Parametrised, str]]:
-        owners = {full: (owner, name) for full, owner, name in self._owners()}
-        present = self.named_parameters()
+        owners = {full: (owner, name) for full, owner, name in self.owners()}
+        # Before init, arrays for all parameters are checked against one another and against what was declared.
+        bare = arrays.keys() >= owners.keys() and not any(name in o._values for o, name in owners.values())
+        present = arrays if bare else self.named_parameters()
         for full, array in arrays.items():
             if full not in owners:
                 raise ArgumentError(f"parameter {full!r}: unknown; the layer has {', '.join(owners)}")
-            check_same_library([("present parameters", present[full]), (full, array)])
-            if tuple(array.shape) != tuple(present[full].shape):
-                raise ShapeError(f"{full}: shape {tuple(array.shape)}, must be {tuple(present[full].shape)}")
+            first = next(iter(present.values())) if bare else present[full]
+            check_same_library([("present parameters", first), (full, array)])
+            owner, name = owners[full]
+            wanted = owner.parameters[name].shape
+            if tuple(array.shape) != wanted:
+                raise ShapeError(f"{full}: shape {tuple(array.shape)}, must be {wanted}")
             if dtype_name(array.dtype) != dtype_name(present[full].dtype):
                 raise DtypeError(
                     f"{full}: dtype {dtype_name(array.dtype)}, must be {dtype_name(present[full].dtype)}"
@@ -167,19 +207,19 @@ class Parametrised:
             raise ArgumentError(f"prefix: {prefix!r}; a dotted name is expected, or '' for all")
         found = [
             entry
-            for entry in self._owners()
+            for entry in self.owners()
             if not prefix or entry[0] == prefix or entry[0].startswith(prefix + ".")
         ]
         if not found:
             raise ArgumentError(
                 f"prefix: {prefix!r} is no parameter and no prefix of one; the layer has "
-                f"{', '.join(full for full, _, _ in self._owners())}"
+                f"{', '.join(full for full, _, _ in self.owners())}"
             )
         return found
 
     def trainable(self) -> dict[str, Array]:
         """The parameters that are not frozen, by name."""
-        frozen = {full for full, owner, name in self._owners() if name in owner._frozen}
+        frozen = {full for full, owner, name in self.owners() if name in owner._frozen}
         return {name: array for name, array in self.named_parameters().items() if name not in frozen}
 
     def train(self) -> Self:

@@ -5,6 +5,7 @@
 | ``Scan`` | any public scan: outputs and final state | the scan's own |
 | ``Rates`` | A = -exp(A_log) | dA_log = A dA |
 | ``LogDecay`` | g = -exp(A_log) softplus(f + bias) | df = -dg exp(A_log) sigmoid(f + bias), dA_log = sum g dg |
+| ``BoundedDecay`` | g = low sigmoid(e z), e = exp(A_log), z = f + bias | df = dg low e s(e z) s(-e z), dA_log = sum z df |
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from scanfield.layers.elementary import sigmoid, softplus
 from scanfield.layers.tape import Function, Saved
 from scanfield.lrp.rules import Epsilon, Passed, Rule
 from scanfield.scans.surface import bind
+
+_LARGEST_RATE = 80.0
+"""Of A_log: exp of it stays finite in float32, and its products with a logit too."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,44 @@ class LogDecay(Function):
         d_rate = None
         if wanted[1]:
             d_rate = xp.sum(g * d, axis=(0, 1, *range(3, f.ndim)))
+        d_bias = xp.sum(d_f, axis=(0, 1)) if wanted[2] else None
+        return d_f, d_rate, d_bias
+
+
+@dataclass(frozen=True)
+class BoundedDecay(Function):
+    """g = low sigmoid(exp(A_log) (f + bias)), in (low, 0): Kimi Linear's gate with a lower bound; shapes as ``LogDecay``.
+
+    exp(A_log) is cut off where any gate is long saturated, so that no slope of 0 meets an infinite rate.
+    """
+
+    low: float
+
+    kind = "activation"
+
+    def forward(self, xp: Namespace, *inputs: Any) -> tuple[Array, ...]:
+        """g"""
+        f, rate, bias = inputs
+        z = f if bias is None else f + bias
+        return (self.low * sigmoid(xp, self._rate(xp, rate, f) * z),)
+
+    def _rate(self, xp: Namespace, rate: Array, f: Any) -> Array:
+        return _by_head(xp, xp.exp(xp.minimum(rate, xp.full_like(rate, _LARGEST_RATE))), f)
+
+    def backward(
+        self, xp: Namespace, saved: Saved, d_outputs: tuple[Any, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Array | None, ...]:
+        """df, dA_log, dbias"""
+        (f, rate, bias), (d,) = saved.inputs, d_outputs
+        z = f if bias is None else f + bias
+        factor = self._rate(xp, rate, f)
+        # The slope as s(x) s(-x): 1 - s would be 0 where it is merely small.
+        slope = sigmoid(xp, factor * z) * sigmoid(xp, -factor * z)
+        d_f = d * (self.low * slope * factor)
+        d_rate = None
+        if wanted[1]:
+            d_rate = xp.sum(z * d_f, axis=(0, 1, *range(3, f.ndim)))
+            d_rate = xp.where(rate > _LARGEST_RATE, xp.zeros_like(d_rate), d_rate)
         d_bias = xp.sum(d_f, axis=(0, 1)) if wanted[2] else None
         return d_f, d_rate, d_bias
 

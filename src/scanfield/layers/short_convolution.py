@@ -134,6 +134,11 @@ def causal_conv1d_vjp(
     for name, rank, axes in (("x", 3, "(batch, time, channels)"), ("weight", 2, "(channels, width)")):
         if given[name].ndim != rank:
             raise ShapeError(f"{name}: shape {tuple(given[name].shape)}, must be {axes}")
+    if tuple(weight.shape) != (x.shape[2], weight.shape[1]) or weight.shape[1] < 1:
+        raise ShapeError(
+            f"weight: shape {tuple(weight.shape)}, must be (channels, width) with the {x.shape[2]} channels of x and a width "
+            "of at least 1"
+        )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError(f"bias: shape {tuple(bias.shape)}, must be ({weight.shape[0]},) (channels,)")
     bounds = read_bounds(cu_seqlens)

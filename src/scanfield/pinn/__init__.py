@@ -21,6 +21,7 @@ from scanfield.pinn.checkpoint import load_network, save_network
 from scanfield.pinn.compound import Difference, PointSet
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.domains import Ball, Box, Disk, Domain, Interval
+from scanfield.pinn.explain import explain
 from scanfield.pinn.fit import Fit, Record
 from scanfield.pinn.fourier import Embedding, FourierFeatures, PeriodicFeatures, RawCoordinates
 from scanfield.pinn.jacobian import Jacobian, jacobian
@@ -87,6 +88,7 @@ __all__ = [
     "Workspace",
     "check_gradients",
     "diagnose",
+    "explain",
     "fourier_backward",
     "fourier_backward_inplace",
     "fourier_grad",

@@ -6,7 +6,7 @@ network sees (`Helmholtz.chart`), and everything is multiplied by the field's sc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["PDE", "condition_terms", "data_term", "distinct", "equation_term"]
 
 PDE = "equation"
+Depends: TypeAlias = tuple[tuple[str, np.ndarray, int], ...]
+"""What of the coefficient of u follows unknowns: the name of each, its factor (n,), its power."""
 
 
 def data_term(problem: Helmholtz, measured: Any) -> Term:
@@ -41,26 +43,41 @@ def data_term(problem: Helmholtz, measured: Any) -> Term:
 
 def equation_term(problem: Helmholtz, x: np.ndarray) -> Term:
     """Lap u + k^2 u - f at points (n, d)."""
-    k = problem.wavenumber_at(x)
     f = evaluate("source", problem.source, x, given=problem.domain.given)
     weight = 1.0 / problem.equation_scale**2
     n = x.shape[0]
-    unknown = problem.wavenumber if isinstance(problem.wavenumber, Unknown) else None
+    squared, depends = _squared(problem, x)
     first: np.ndarray | None = None
     if problem.layer is not None:
         second, first = problem.layer.coefficients(problem.domain, x, problem.reference)
     else:
         # A collapsed Laplacian is one block of the jet, whatever d is.
         second = np.ones((n, 1))
-    squared = None if unknown else k**2
-    return _term(problem, PDE, [(x, Piece(x, squared, first, second))], f, weight, (unknown, np.ones(n), 2))
+    return _term(problem, PDE, [(x, Piece(x, squared, first, second))], f, weight, depends)
+
+
+def _squared(problem: Helmholtz, x: np.ndarray) -> tuple[np.ndarray | None, Depends]:
+    """k^2 at points: what is known, and what follows an unknown s: k = s g + h, k^2 = s^2 g^2 + s 2 g h + h^2."""
+    unknown = problem.wavenumber
+    if not isinstance(unknown, Unknown):
+        return problem.wavenumber_at(x) ** 2, ()
+    g, h = unknown.parts(x, given=problem.domain.given)
+    depends = [(unknown.name, g**2, 2)]
+    if h is not None and np.any(g * h):
+        depends.append((unknown.name, 2.0 * g * h, 1))
+    return None if h is None else h**2, tuple(depends)
+
+
+def _once(unknown: Unknown, surface: Surface, given: bool, scale: complex) -> tuple[Any, Depends]:
+    """scale (s g + h): what is known, and what follows the unknown s."""
+    g, h = unknown.parts(*surface, given=given)
+    return None if h is None else scale * h, ((unknown.name, scale * g, 1),)
 
 
 def condition_terms(problem: Helmholtz, condition: Condition, surface: Surface) -> list[Term]:
     """What a condition adds to the loss at the points of a surface."""
     x, normals = surface
-    n = x.shape[0]
-    one = np.ones(n)
+    one = np.ones(x.shape[0])
     value_weight = condition.weight / problem.field_scale**2
     slope_weight = condition.weight / problem.slope_scale**2
     title = condition.title
@@ -76,18 +93,19 @@ def condition_terms(problem: Helmholtz, condition: Condition, surface: Surface) 
 
     g = problem.value_at("value", getattr(condition, "value", 0.0), surface)
     value: np.ndarray | None = None
-    unknown: tuple[Unknown | None, np.ndarray, int] = (None, one, 1)
+    depends: Depends = ()
+    given = problem.domain.given
     if isinstance(condition, Robin):
         if isinstance(condition.coefficient, Unknown):
-            unknown = (condition.coefficient, one, 1)
+            value, depends = _once(condition.coefficient, surface, given, 1.0)
         else:
             value = problem.value_at("coefficient", condition.coefficient, surface)
     elif isinstance(condition, Impedance | Sommerfeld):
         if isinstance(problem.wavenumber, Unknown):
-            unknown = (problem.wavenumber, -1j * one, 1)
+            value, depends = _once(problem.wavenumber, surface, given, -1j)
         else:
             value = -1j * problem.wavenumber_at(x)
-    return [_term(problem, title, [(x, Piece(x, value, normals))], g, slope_weight, unknown)]
+    return [_term(problem, title, [(x, Piece(x, value, normals))], g, slope_weight, depends)]
 
 
 def _periodic(
@@ -150,17 +168,21 @@ def _term(
     pieces: list[tuple[np.ndarray, Piece]],
     target: np.ndarray | None,
     weight: float,
-    unknown: tuple[Unknown | None, np.ndarray, int] = (None, np.ones(0), 1),
+    depends: Depends = (),
 ) -> Term:
     """A term in the network: physical points beside each piece in u, hard conditions and field scale folded in."""
     folded, constant = [], None
-    number, factor, power = unknown
-    for x, piece in pieces:
+    followed = []
+    for place, (x, piece) in enumerate(pieces):
         if piece.points is x and problem.interfaces:
             piece = piece._replace(points=problem.chart(x))
+        if place == 0:  # an unknown stands in the first piece, the others are the other sides of a coupling
+            followed = [
+                (unknown, factor if problem.ansatz is None else problem.ansatz.factor(factor, x), power)
+                for unknown, factor, power in depends
+            ]
         if problem.ansatz is not None:
             piece, own = problem.ansatz.fold(piece, x)
-            factor = problem.ansatz.factor(factor, x) if number else factor
             if own is not None:
                 constant = own if constant is None else constant + own
         scaled = [None if c is None else problem.field_scale * c for c in piece[1:]]
@@ -169,11 +191,12 @@ def _term(
         target = None
     if constant is not None:
         target = -constant if target is None else target - constant
-    dependence = None
-    if number is not None:
-        rest = (None,) * (len(folded) - 1)
-        dependence = Dependence((problem.field_scale * factor, *rest), power, number.name)
-    return Term(name, tuple(folded), target, weight, dependence)
+    rest = (None,) * (len(folded) - 1)
+    found = [
+        Dependence((problem.field_scale * factor, *rest), power, unknown)
+        for unknown, factor, power in followed
+    ]
+    return Term(name, tuple(folded), target, weight, tuple(found) or None)
 
 
 def distinct(terms: list[Term]) -> tuple[Term, ...]:

@@ -21,9 +21,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from scanfield.errors import ArgumentError
 from scanfield.pinn.domains import Domain
-from scanfield.pinn.values import Value, check_positive
+from scanfield.pinn.values import Value, check_positive, evaluate
 
 __all__ = [
     "Condition",
@@ -50,14 +52,48 @@ class Unknown:
         The first guess.
     name
         Under which a fit reports it.
+    times, plus
+        Numbers or functions of x, real or complex: the coefficient is number * times(x) + plus(x). So a medium of known shape
+        has an unknown strength, or a part of the domain an unknown wavenumber beside the known rest.
+
+    Raises `ArgumentError` for a first guess or a name that is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> inside = Unknown(7.0, times=lambda x: x[:, 0] > 0.5, plus=lambda x: 4.0 * (x[:, 0] <= 0.5))
+    >>> inside.at(np.asarray([[0.2], [0.8]])).tolist()
+    [4.0, 7.0]
     """
 
     start: float
     name: str = "wavenumber"
+    times: Value = 1.0
+    plus: Value = 0.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.start):
-            raise ArgumentError(f"start = {self.start!r}: a finite number is expected")
+        start: object = self.start
+        number = isinstance(start, int | float | np.integer | np.floating) and not isinstance(start, bool)
+        if not number or not math.isfinite(self.start):
+            raise ArgumentError(f"start = {start!r}: a finite real number is expected")
+        name: object = self.name
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"name = {name!r}: a text is expected, such as 'wavenumber'")
+
+    def parts(
+        self, x: np.ndarray, normals: np.ndarray | None = None, *, given: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """`times` and `plus` at points (n, d), (n,) each; None for a `plus` that is zero there."""
+        factor, rest = (
+            evaluate(f"{what} of {self.name!r}", value, x, normals, given=given)
+            for what, value in (("times", self.times), ("plus", self.plus))
+        )
+        return factor, rest if np.any(rest) else None
+
+    def at(self, x: np.ndarray, normals: np.ndarray | None = None, *, given: bool = False) -> np.ndarray:
+        """The coefficient at points (n, d), (n,), for the first guess."""
+        factor, rest = self.parts(x, normals, given=given)
+        return np.asarray(self.start * factor if rest is None else self.start * factor + rest)
 
 
 @dataclass(frozen=True)

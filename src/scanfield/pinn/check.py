@@ -11,8 +11,10 @@ import numpy
 
 from scanfield.arrays import Array, is_complex
 from scanfield.errors import ArgumentError
+from scanfield.pinn.explain import terms_of
 from scanfield.pinn.loss import loss_and_grad
 from scanfield.pinn.network import Network, from_host, place_beside
+from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.terms import PreparedTerms, Term, prepare_terms, unknowns_of
 
 # The fourth-order rule (Fornberg 1988, table 1): its error falls as the fourth power of the step.
@@ -43,8 +45,8 @@ class GradientCheck:
 
 
 def check_gradients(
-    network: Network,
-    terms: Sequence[Term] | PreparedTerms,
+    network: Network | Helmholtz,
+    terms: Sequence[Term] | PreparedTerms | Helmholtz | Network,
     *,
     wavenumber: Any = None,
     points: bool = False,
@@ -58,9 +60,10 @@ def check_gradients(
 
     Parameters
     ----------
-    network : Network
-        In float64: float32 has no digits to spare for differences.
-    terms, wavenumber
+    network, terms
+        As in ``loss_and_grad``; or a problem and a network, as in ``train``: its terms at 1000 points, its unknowns at their
+        first guesses. The network is in float64: float32 has no digits to spare for differences.
+    wavenumber
         As in ``loss_and_grad``.
     points : bool
         Also the gradients of the points; needs terms that are not prepared.
@@ -77,7 +80,7 @@ def check_gradients(
     Raises
     ------
     ArgumentError
-        A network in float32, or ``points`` with prepared terms.
+        No network among the first two, one in float32, or ``points`` with prepared terms.
 
     Examples
     --------
@@ -89,6 +92,18 @@ def check_gradients(
     >>> pinn.check_gradients(network, [inside]).largest < 1e-8
     True
     """
+    problem = next((given for given in (network, terms) if isinstance(given, Helmholtz)), None)
+    checked, listed = terms_of(network, terms)
+    if problem is not None and wavenumber is None:
+        wavenumber = dict(problem.unknowns) or None
+    return _checked(checked, listed, wavenumber, points, step, seed)
+
+
+def _checked(
+    network: Network, terms: Any, wavenumber: Any, points: bool, step: float, seed: int
+) -> GradientCheck:
+    if terms is None:
+        raise ArgumentError("terms: None; a list of terms is expected, or a problem in place of the network")
     if network.dtype != "float64":
         raise ArgumentError(
             "network: in float32 differences have no digits left; make it in float64 to check it"

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from scanfield import tensorfile
 from scanfield.arrays import Namespace
-from scanfield.errors import ShapeError, StateError
-from scanfield.pinn.extras import need
+from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.pinn.fourier import Embedding
 from scanfield.pinn.network import PRECISIONS, Network, from_host
 from scanfield.pinn.placing import to_host
 
-__all__ = ["architecture", "load_network", "read", "save_network", "write"]
+__all__ = ["architecture", "check_place", "load_network", "read", "save_network", "write"]
 
 _KEY = "scanfield"
 _VERSION = 1
@@ -31,36 +31,37 @@ _FREQUENCIES = "embedding.frequencies"
 _PARAMETER = "network."
 
 
+def check_place(name: str, path: str | os.PathLike[str]) -> Path:
+    """The place of a file that will be written; ArgumentError, with the argument's name, for one where none can be."""
+    place = Path(path)
+    folder = place.resolve().parent
+    if not folder.is_dir():
+        raise ArgumentError(
+            f"{name} = {os.fspath(path)!r}: its folder does not exist; make {str(folder)!r} first"
+        )
+    if place.is_dir():
+        raise ArgumentError(f"{name} = {os.fspath(path)!r}: it is a folder, the name of a file is expected")
+    return place
+
+
 def write(
     path: str | os.PathLike[str], kind: str, tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> None:
     """Write tensors and facts (what JSON can hold) to a file of this kind."""
-    save = need("safetensors.numpy").save
-    # Contiguous copies: safetensors writes the memory as it lies.
-    held = {name: np.array(value, order="C") for name, value in tensors.items()}
-    text = json.dumps({"kind": kind, "version": _VERSION, "checksum": _checksum(held), "facts": facts})
-    place = Path(path)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(save(held, metadata={_KEY: text}))
-        os.replace(beside, place)
-    finally:
-        beside.unlink(missing_ok=True)
+    text = json.dumps({"kind": kind, "version": _VERSION, "checksum": _checksum(tensors), "facts": facts})
+    held = {name: (value.dtype.name, value) for name, value in tensors.items()}
+    tensorfile.write(path, held, {_KEY: text})
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tensors and facts of a file that `write` made; StateError for any other, FileNotFoundError for none."""
-    safetensors = need("safetensors")
     try:
-        with safetensors.safe_open(os.fspath(path), framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        held, metadata = tensorfile.read(path)
     except FileNotFoundError:
         raise
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(
-            f"{path}: not a whole safetensors file ({error}); it may be truncated or of another kind"
-        ) from None
+    except OSError as error:
+        raise StateError(f"{path}: not a whole safetensors file ({error})") from None
+    tensors = {name: bits for name, (_, bits) in held.items()}
     try:
         record = json.loads(metadata[_KEY])
         found, version, checksum, facts = (record[name] for name in ("kind", "version", "checksum", "facts"))
@@ -76,7 +77,8 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
 def save_network(
     path: str | os.PathLike[str], network: Network, unknowns: Mapping[str, float] | None = None
 ) -> None:
-    """Write a network, its embedding included, and the unknowns found with it."""
+    """Write a network, its embedding included, and the unknowns found with it; ArgumentError where no file can be."""
+    check_place("path", path)
     tensors = {_PARAMETER + name: to_host(value) for name, value in network.parameters.items()}
     tensors[_FREQUENCIES] = network.embedding.frequencies
     write(path, "network", tensors, {"architecture": architecture(network), "unknowns": dict(unknowns or {})})

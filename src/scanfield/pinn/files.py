@@ -4,13 +4,15 @@
 |---|---|
 | | `title`, and `[parameters]`: names for numbers, for use in formulas |
 | `[problem]` | `wavenumber`, `source`, `exact`: numbers or formulas |
-| `[solution]` | `kind`, a function of `scanfield.pinn.solutions`, and its arguments: the exact field instead of `exact` |
+| `[solution]` | `kind`, a function of `scanfield.pinn.solutions`, and its arguments: instead of `exact` |
 | `[domain]` | `kind` = interval, box, disk, ball and their arguments; `hole` = the same again |
 | `[[boundary]]` | `kind` = dirichlet, neumann, robin, impedance, sommerfeld, periodic, interface, pml, their arguments |
 | `[network]` | `features`, `scale` (cycles per length) or `wavenumber`, `trainable`, `hidden`, `activation`, `seed` |
 | `[training]` | arguments of `train`: `points`, `boundary`, `sampling`, `seed`, `optimizer`, `iterations`, ... |
 
-A boundary `value` may be "solution.value", "solution.normal" or "solution.impedance": boundary data of the known field.
+`kind` = "manufactured" takes `function` = "sin" or "cos". A boundary `value` may be "solution.value", "solution.normal" or
+"solution.impedance", boundary data of the known field; `wavenumber` and `source` may be "solution.wavenumber" and
+"solution.source".
 """
 
 from __future__ import annotations
@@ -54,9 +56,19 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
     "interface": conditions.Interface,
     "pml": PML,
 }
+
+
+def _manufactured(wavenumber: float, a: list[float], function: str = "sin") -> solutions.Solution:
+    """In a file `kind` is the solution's own."""
+    if function not in ("sin", "cos"):
+        raise ArgumentError(f"[solution] function = {function!r}: allowed are 'sin' and 'cos'")
+    return solutions.manufactured(wavenumber, a, function)
+
+
 _SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
     name: getattr(solutions, name) for name in solutions.__all__ if name != "Solution"
-}
+} | {"manufactured": _manufactured}
+_DATA = ("value", "normal", "impedance")
 _NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
 _TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
@@ -176,9 +188,9 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         raise ArgumentError("[problem] wavenumber is missing: a number or a formula in quotes")
     domain = _domain(_table("domain", tables["domain"]), names)
     held = [_condition(_table("boundary", entry), names, solution) for entry in entries]
-    problem = Helmholtz(
-        domain, _value(stated.pop("wavenumber"), names), _value(stated.pop("source", 0.0), names), held
-    )
+    k = _value(stated.pop("wavenumber"), names, solution, ("wavenumber",))
+    f = _value(stated.pop("source", 0.0), names, solution, ("source",))
+    problem = Helmholtz(domain, k, f, held)
     exact = _value(stated.pop("exact"), names) if "exact" in stated else solution
     if isinstance(exact, float):
         exact = Formula(repr(exact))
@@ -221,14 +233,20 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     return made
 
 
-def _value(value: Any, names: Mapping[str, float], solution: solutions.Solution | None = None) -> Any:
+def _value(
+    value: Any,
+    names: Mapping[str, float],
+    solution: solutions.Solution | None = None,
+    known: tuple[str, ...] = (),
+) -> Any:
+    """A number, a formula, or what is known of the solution."""
     if isinstance(value, str):
         if value.startswith("solution."):
-            if solution is None or value not in ("solution.value", "solution.normal", "solution.impedance"):
-                raise ArgumentError(
-                    f"{value!r}: solution.value, solution.normal and solution.impedance are known, with a [solution]"
-                )
-            return getattr(solution, value.removeprefix("solution."))
+            part = value.removeprefix("solution.")
+            if solution is None or part not in known:
+                words = " and ".join(f"solution.{name}" for name in known) or "none"
+                raise ArgumentError(f"{value!r}: known here: {words}, with a [solution]")
+            return getattr(solution, part)
         return Formula(value, names)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(f"{value!r}: a number or a formula in quotes is expected")
@@ -281,7 +299,7 @@ def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | No
         return None
     held = _table("solution", entry)
     kind, make = _kind(held, "solution", _SOLUTIONS)
-    plain = {key: held.pop(key) for key in ("total", "orders", "order") if key in held}
+    plain = {key: held.pop(key) for key in ("total", "orders", "order", "function") if key in held}
     numbers = {key: _numbers(value, key, names) for key, value in held.items()}
     found: solutions.Solution = _build(make, "solution", kind, plain | numbers)
     return found
@@ -291,7 +309,7 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
     kind, make = _kind(entry, "boundary", _CONDITIONS)
     for key in ("value", "coefficient"):
         if key in entry:
-            entry[key] = _value(entry[key], names, solution)
+            entry[key] = _value(entry[key], names, solution, _DATA)
     for key in ("width", "weight", "ratio", "phase", "reflection"):
         if key in entry:
             entry[key] = number(entry[key], key, names)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
-from scanfield.pinn.checkpoint import save_network
+from scanfield.pinn.checkpoint import check_place, save_network
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.values import reals
@@ -73,7 +73,7 @@ class Fit:
         return self.history[-1].held_out
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network; `load_network` reads it."""
+        """Write the network; `load_network` reads it. ArgumentError for a folder that does not exist."""
         save_network(path, self.network, self.unknowns)
 
     def plot(
@@ -81,13 +81,15 @@ class Fit:
     ) -> Any:
         """A figure of the field, of its error where the exact field is known, and of the history; also written to `path`.
 
-        Needs matplotlib (BackendError without it); returns its Figure.
+        Needs matplotlib (BackendError without it); returns its Figure. ArgumentError, before anything is drawn, for a folder
+        that does not exist and an ending that stands for no kind of picture; without one it is a png.
         """
-        from scanfield.pinn.plotting import draw
+        from scanfield.pinn.plotting import draw, picture
 
+        place = None if path is None else picture("path", check_place("path", path))
         figure = draw(self, exact)
-        if path is not None:
-            figure.savefig(os.fspath(path), dpi=120)
+        if place is not None:
+            figure.savefig(os.fspath(place), dpi=120)
         return figure
 
     def __str__(self) -> str:

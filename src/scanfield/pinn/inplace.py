@@ -13,7 +13,7 @@ from typing import Any
 
 from scanfield.arrays import Array, Namespace, device_of
 from scanfield.pinn.activations import Erf
-from scanfield.pinn.kernels import Channels, Kernels
+from scanfield.pinn.kernels import Channels, Kernels, cut
 from scanfield.pinn.memory import Buffers
 from scanfield.pinn.terms import Pair
 
@@ -39,6 +39,15 @@ class _FrequencyRows:
         return found
 
 
+def _put(whole: Any, tree: Any, start: int, stop: int) -> None:
+    """Copy each array of a tree into its rows."""
+    if isinstance(tree, tuple):
+        for place, part in zip(whole, tree, strict=True):
+            _put(place, part, start, stop)
+    elif tree is not None:
+        whole[start:stop, ...] = tree
+
+
 class InPlace(Kernels):
     """Kernels that write: NumPy, CuPy and, with its own way into matrices, PyTorch."""
 
@@ -53,6 +62,30 @@ class InPlace(Kernels):
     def buffers(self, like: Array) -> Buffers:
         """Memory for one evaluation."""
         return Buffers(self.xp, like.dtype, device_of(like))
+
+    def fold(
+        self, body: Callable[..., Any], carry: Any, rows: Any, count: int, chunk: int
+    ) -> tuple[Any, Any]:
+        """As ``Kernels.fold``; each chunk is copied to its place, so that a Jacobian is never there twice."""
+        if count <= chunk:
+            return super().fold(body, carry, rows, count, chunk)
+        whole: Any = None
+        for start in range(0, count, chunk):
+            stop = min(start + chunk, count)
+            carry, out = body(carry, cut(rows, start, stop))
+            if start == 0:
+                whole = self._places(out, count)
+            _put(whole, out, start, stop)
+            del out  # before the next one is made
+        return carry, whole
+
+    def _places(self, tree: Any, count: int) -> Any:
+        """Arrays of so many rows for a tree of arrays of fewer."""
+        if tree is None:
+            return None
+        if isinstance(tree, tuple):
+            return tuple([self._places(part, count) for part in tree])
+        return self.xp.empty((count, *tree.shape[1:]), dtype=tree.dtype, device=device_of(tree))
 
     # -- embedding -------------------------------------------------------------------------------------------------
 

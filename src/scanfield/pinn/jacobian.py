@@ -154,7 +154,7 @@ def _jacobian(
                     for name in order
                 ]
                 parts.append(xp.concat(columns, axis=1))
-            return None, (r * scale, xp.stack(parts, axis=1))
+            return None, (r * scale, parts[0][:, None, :] if shape.parts == 1 else xp.stack(parts, axis=1))
 
         _, (r, J) = kernels.fold(body, None, residual, shape.points, static.chunk)
         rows = r.shape[0] * shape.parts

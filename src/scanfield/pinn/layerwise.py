@@ -3,21 +3,25 @@
     dL_dz = dL_dh (1 - h^2) or dL_dh;   dW = dL_dz^T h_prev;   db = column sums of dL_dz;   dL_dh_prev = dL_dz W
     dB_i = sum_n 2 pi x_i (cos(2 pi x B) dL_dphi_sin - sin(2 pi x B) dL_dphi_cos)
 
-These are for values alone, as a data loss needs them (``loss_and_grad`` sweeps whole jets). The forms that write return
-nothing, take ``accumulate=True`` to add to what stands there, refuse arguments that share memory with what they write,
-and sum in a fixed order. NumPy, PyTorch and CuPy.
+These are the formulas on values, (n, width), as a data loss needs them; stacks (d + 2, n, width) are swept back as whole
+jets (``layer_jets``; ``loss_and_grad`` does so for all layers). The forms that write return nothing, take
+``accumulate=True`` to add to what stands there, refuse arguments that share memory with what they write, and sum in a
+fixed order. NumPy, PyTorch and CuPy.
 """
 
 from __future__ import annotations
 
-import sys
+import math
+from collections.abc import Callable
 from typing import Any
 
-from scanfield.arrays import Array, check_same_library, dtype_name, library_of
-from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
+from scanfield.arrays import Array, check_same_library, library_of
+from scanfield.errors import ArgumentError, ShapeError
+from scanfield.pinn import layer_jets
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import TWO_PI
-from scanfield.pinn.workspace import WRITABLE, Workspace
+from scanfield.pinn.workspace import Workspace
+from scanfield.pinn.writing import check_fourier, check_layer, check_same_shape, writable
 
 
 def layer_backward(
@@ -27,9 +31,9 @@ def layer_backward(
 
     Parameters
     ----------
-    dL_dh, h : (n, out)
-        Cotangent of the layer's output, and that output.
-    h_prev : (n, in)
+    dL_dh, h : (n, out) or (d + 2, n, out)
+        Cotangent of the layer's output, and that output: values, or jets (value, d slopes, Laplacian).
+    h_prev : (n, in) or (d + 2, n, in)
         The layer's input.
     W : (out, in)
         Its weight.
@@ -38,7 +42,7 @@ def layer_backward(
 
     Returns
     -------
-    dW, db, dL_dh_prev : (out, in), (out,), (n, in)
+    dW, db, dL_dh_prev : (out, in), (out,), as h_prev
 
     Raises
     ------
@@ -55,18 +59,21 @@ def layer_backward(
     >>> dW.tolist(), db.tolist(), dL_dh_prev.tolist()
     ([[1.5, 2.25]], [0.75], [[3.0, 3.75]])
     """
-    _check_layer(dL_dh, h, h_prev, W)
+    check_layer(dL_dh, h, h_prev, W)
+    if len(dL_dh.shape) == 3:
+        return layer_jets.backward(dL_dh, h, h_prev, W, apply_tanh_grad)
     xp = library_of(W, "W").namespace
     dz = dL_dh * (1.0 - h * h) if apply_tanh_grad else dL_dh
     return dz.T @ h_prev, xp.sum(dz, axis=0), dz @ W
 
 
 def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
-    """The gradient (d, features) of the frequencies from the cotangent (n, 2 features) of [sin | cos](2 pi x B).
+    """The gradient (d, features) of the frequencies from the cotangent of [sin | cos](2 pi x B).
 
     Parameters
     ----------
-    dL_dphi : (n, 2 features)
+    dL_dphi : (n, 2 features) or (d + 2, n, 2 features)
+        Of the values, or of the jets.
     x : (n, d)
         Points.
     B : (d, features)
@@ -88,7 +95,9 @@ def fourier_backward(dL_dphi: Array, x: Array, B: Array) -> Array:
     >>> fourier_backward(numpy.array([[1.0, 0.0]]), numpy.array([[1.0]]), numpy.array([[1.0]])).round(12).tolist()
     [[6.28318530718]]
     """
-    _check_fourier(dL_dphi, x, B)
+    check_fourier(dL_dphi, x, B)
+    if len(dL_dphi.shape) == 3:
+        return layer_jets.frequencies(dL_dphi, x, B)
     xp = library_of(B, "B").namespace
     p, m = (TWO_PI * x) @ B, B.shape[1]
     return TWO_PI * (x.T @ (xp.cos(p) * dL_dphi[:, :m] - xp.sin(p) * dL_dphi[:, m:]))
@@ -103,7 +112,7 @@ def mse_backward(pred: Array, target: Array) -> Array:
     [[1.0, 2.0], [3.0, 4.0]]
     """
     check_same_library([("pred", pred), ("target", target)])
-    _same_shape("target", target, "pred", pred)
+    check_same_shape("target", target, "pred", pred)
     return (pred - target) * (2.0 / pred.shape[0])
 
 
@@ -113,13 +122,14 @@ def mse_backward(pred: Array, target: Array) -> Array:
 
 def mse_backward_inplace(pred: Array, target: Array, d_loss: Array, *, accumulate: bool = False) -> None:
     """``mse_backward`` into ``d_loss`` (n, outputs)."""
-    _same_shape("target", target, "pred", pred)
-    module = _writing("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
-    if accumulate:
-        d_loss += (pred - target) * (2.0 / pred.shape[0])
-        return
-    module.subtract(pred, target, out=d_loss)
-    module.multiply(d_loss, 2.0 / pred.shape[0], out=d_loss)
+    check_same_shape("target", target, "pred", pred)
+    module = writable("d_loss", d_loss, {"pred": pred, "target": target}, tuple(pred.shape))
+
+    def write(p: Array, t: Array, out: Array) -> None:
+        module.subtract(p, t, out=out)
+        module.multiply(out, 2.0 / pred.shape[0], out=out)
+
+    _write_or_add(module, write, (pred, target), d_loss, accumulate)
 
 
 def layer_backward_inplace(
@@ -134,6 +144,8 @@ def layer_backward_inplace(
     accumulate: bool = False,
 ) -> None:
     """``layer_backward`` into ``dL_dz``, ``dW``, ``db`` and ``dL_dh_prev`` of a workspace, at a layer.
+
+    Jets (d + 2, n, width) go into ``dL_dz_stacks`` and ``dL_dh_prev_stacks`` in place of ``dL_dz`` and ``dL_dh_prev``.
 
     Parameters
     ----------
@@ -154,14 +166,19 @@ def layer_backward_inplace(
     """
     if check_count("layer_idx", layer_idx, 0) >= ws.num_layers:
         raise ArgumentError(f"layer_idx: {layer_idx!r}; allowed is 0 to {ws.num_layers - 1}")
-    _check_layer(dL_dh, h, h_prev, W)
+    check_layer(dL_dh, h, h_prev, W)
     given = {"dL_dh": dL_dh, "h": h, "h_prev": h_prev, "W": W}
-    dz, dW, db, dh_prev = (each[layer_idx] for each in (ws.dL_dz, ws.dW, ws.db, ws.dL_dh_prev))
-    n, (out, into) = dL_dh.shape[0], W.shape
-    module = _writing("ws.dL_dz", dz, given, (n, out))
-    _writing("ws.dW", dW, given, (out, into))
-    _writing("ws.db", db, given, (out,))
-    _writing("ws.dL_dh_prev", dh_prev, given, (n, into))
+    jets = len(dL_dh.shape) == 3
+    bars = (ws.dL_dz_stacks, ws.dL_dh_prev_stacks) if jets else (ws.dL_dz, ws.dL_dh_prev)
+    dz, dh_prev, dW, db = (each[layer_idx] for each in (*bars, ws.dW, ws.db))
+    (*before, _), (out, into), which = dL_dh.shape, W.shape, "_stacks" if jets else ""
+    module = writable(f"ws.dL_dz{which}", dz, given, (*before, out))
+    writable("ws.dW", dW, given, (out, into))
+    writable("ws.db", db, given, (out,))
+    writable(f"ws.dL_dh_prev{which}", dh_prev, given, (*before, into))
+    if jets:
+        layer_jets.backward_inplace(dL_dh, h, h_prev, W, layer_idx, apply_tanh_grad, ws, accumulate)
+        return
     if apply_tanh_grad:
         _tanh_times(module, h, dL_dh, dz)
     else:
@@ -180,7 +197,7 @@ def fourier_backward_inplace(
     dL_dphi: Array, x: Array, B: Array, ws: Workspace, dL_dB: Array | None = None, *, accumulate: bool = False
 ) -> None:
     """``fourier_backward`` into ``ws.dB``, or into ``dL_dB``; sine and cosine come from ``ws`` only as memory."""
-    _check_fourier(dL_dphi, x, B)
+    check_fourier(dL_dphi, x, B)
     target = ws.dB if dL_dB is None else dL_dB
     fourier_grad(x, dL_dphi, B, target, TWO_PI, accumulate=accumulate, scratch=ws)
 
@@ -191,8 +208,8 @@ def fourier_backward_inplace(
 
 def sub_out(a: Array, b: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = a - b, or out += a - b; all of one shape."""
-    _same_shape("b", b, "a", a)
-    module = _writing("out", out, {"a": a, "b": b}, tuple(a.shape))
+    check_same_shape("b", b, "a", a)
+    module = writable("out", out, {"a": a, "b": b}, tuple(a.shape))
     if accumulate:
         module.add(out, a, out=out)
         module.subtract(out, b, out=out)
@@ -204,28 +221,22 @@ def mul_scalar_out(a: Array, s: float, out: Array, *, accumulate: bool = False) 
     """out = a s, or out += a s; ``s`` a Python number."""
     if not isinstance(s, int | float):
         raise ArgumentError(f"s: expected a Python number, came {type(s).__name__}")
-    module = _writing("out", out, {"a": a}, tuple(a.shape))
-    if accumulate:
-        out += a * s
-    else:
-        module.multiply(a, s, out=out)
+    module = writable("out", out, {"a": a}, tuple(a.shape))
+    _write_or_add(module, lambda rows, into: module.multiply(rows, s, out=into), (a,), out, accumulate)
 
 
 def tanh_deriv_mul_out(h: Array, g: Array, out: Array, *, accumulate: bool = False) -> None:
     """out = (1 - h^2) g, or out += it; the derivative of tanh where its value is h."""
-    _same_shape("g", g, "h", h)
-    module = _writing("out", out, {"h": h, "g": g}, tuple(h.shape))
-    if accumulate:
-        out += (1.0 - h * h) * g
-    else:
-        _tanh_times(module, h, g, out)
+    check_same_shape("g", g, "h", h)
+    module = writable("out", out, {"h": h, "g": g}, tuple(h.shape))
+    _write_or_add(module, lambda *rows: _tanh_times(module, *rows), (h, g), out, accumulate)
 
 
 def sum_rows_out(a: Array, out: Array, *, accumulate: bool = False) -> None:
-    """out (width,) = the sum of the rows of a (n, width), or out += it."""
+    """out (width,) = the sum of the rows of a (n, width), or out += it (by way of one row)."""
     if len(a.shape) != 2:
         raise ShapeError(f"a has shape {tuple(a.shape)}; expected (n, width)")
-    module = _writing("out", out, {"a": a}, (a.shape[1],))
+    module = writable("out", out, {"a": a}, (a.shape[1],))
     if accumulate:
         out += module.sum(a, axis=0)
     else:
@@ -234,7 +245,7 @@ def sum_rows_out(a: Array, out: Array, *, accumulate: bool = False) -> None:
 
 def memset_zero_out(out: Array) -> None:
     """Set every entry to zero."""
-    _writing("out", out, {}, tuple(out.shape))
+    writable("out", out, {}, tuple(out.shape))
     out[...] = 0.0
 
 
@@ -250,10 +261,17 @@ def fourier_grad(
 ) -> None:
     """dL_dB (d, features) = two_pi x^T (cos p dL_dphi_sin - sin p dL_dphi_cos) with p = two_pi x B, or added to it.
 
-    ``scratch`` is a workspace whose batch is n: then nothing is allocated.
+    ``dL_dphi`` may be a stack (d + 2, n, 2 features). ``scratch`` is a workspace: then nothing is allocated.
     """
-    _check_fourier(dL_dphi, x, B)
-    module = _writing("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
+    check_fourier(dL_dphi, x, B)
+    module = writable("dL_dB", dL_dB, {"x": x, "dL_dphi": dL_dphi, "B": B}, tuple(B.shape))
+    if len(dL_dphi.shape) == 3:
+        if scratch is None:
+            found = layer_jets.frequencies(dL_dphi, x, B, two_pi)
+            dL_dB[...] = dL_dB + found if accumulate else found
+        else:
+            layer_jets.frequencies_inplace(dL_dphi, x, B, dL_dB, two_pi, scratch, accumulate)
+        return
     n, m = x.shape[0], B.shape[1]
     sines, cosines = dL_dphi[:, :m], dL_dphi[:, m:]
     if scratch is None:
@@ -280,78 +298,32 @@ def fourier_grad(
         dL_dB[...] = found
 
 
+_FEW = (
+    8192  # numbers that are made at a time where something is added: as many as NumPy's own iterators buffer
+)
+
+
+def _write_or_add(
+    module: Any, write: Callable[..., Any], given: tuple[Array, ...], out: Array, accumulate: bool
+) -> None:
+    """``write(*given, out)``; or out += what it writes, some rows at a time, so that no array of its size is made."""
+    if not accumulate:
+        write(*given, out)
+        return
+    if not out.shape:
+        out, given = out[None], tuple(array[None] for array in given)
+    rows = max(1, _FEW // max(1, math.prod(out.shape[1:])))
+    scratch = module.empty_like(out[:rows, ...])
+    for start in range(0, out.shape[0], rows):
+        part = out[start : start + rows, ...]
+        made = scratch[: part.shape[0], ...]
+        write(*(array[start : start + rows, ...] for array in given), made)
+        module.add(part, made, out=part)
+
+
 def _tanh_times(module: Any, h: Array, g: Array, out: Array) -> None:
     """(1 - h^2) g"""
     module.multiply(h, h, out=out)
     module.negative(out, out=out)
     module.add(out, 1.0, out=out)
     module.multiply(out, g, out=out)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# checks
-
-
-def _writing(name: str, out: Array, given: dict[str, Array], shape: tuple[int, ...]) -> Any:
-    """The library's own module, after checking that ``out`` may be written and shares memory with no argument."""
-    library = check_same_library([(name, out), *given.items()])
-    if library.name not in WRITABLE:
-        raise BackendError(
-            f"{name}: {library.name} arrays cannot be written; the forms without out return new ones"
-        )
-    if tuple(out.shape) != shape:
-        raise ShapeError(f"{name} has shape {tuple(out.shape)}; expected {shape}")
-    for other, array in given.items():
-        if dtype_name(array.dtype) != dtype_name(out.dtype):
-            raise DtypeError(f"{other} is {dtype_name(array.dtype)}, {name} is {dtype_name(out.dtype)}")
-        if shares_memory(out, array):
-            raise ArgumentError(f"{name} shares memory with {other}; pass an array of its own")
-    return sys.modules[library.name]
-
-
-def shares_memory(left: Array, right: Array) -> bool:
-    """Whether the stretches of memory that two arrays lie in meet."""
-    (a, b), (c, d) = _bounds(left), _bounds(right)
-    return a < d and c < b
-
-
-def _bounds(array: Array) -> tuple[int, int]:
-    """First byte, and the byte after the last."""
-    if 0 in array.shape:
-        return 0, 0
-    if hasattr(array, "data_ptr"):
-        start, size = array.data_ptr(), array.element_size()
-        strides = [step * size for step in array.stride()]
-    else:
-        size, strides = array.itemsize, list(array.strides)
-        start = array.data.ptr if hasattr(array.data, "ptr") else array.__array_interface__["data"][0]
-    reach = [(count - 1) * step for count, step in zip(array.shape, strides, strict=True)]
-    return start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0) + size
-
-
-def _same_shape(name: str, array: Array, other: str, like: Array) -> None:
-    if tuple(array.shape) != tuple(like.shape):
-        raise ShapeError(f"{name} has shape {tuple(array.shape)}, {other} has {tuple(like.shape)}")
-
-
-def _check_layer(dL_dh: Array, h: Array, h_prev: Array, W: Array) -> None:
-    check_same_library([("W", W), ("dL_dh", dL_dh), ("h", h), ("h_prev", h_prev)])
-    if len(W.shape) != 2 or len(dL_dh.shape) != 2 or dL_dh.shape[1] != W.shape[0]:
-        raise ShapeError(
-            f"dL_dh has shape {tuple(dL_dh.shape)}, W has {tuple(W.shape)}; expected (n, out), (out, in)"
-        )
-    _same_shape("h", h, "dL_dh", dL_dh)
-    if tuple(h_prev.shape) != (dL_dh.shape[0], W.shape[1]):
-        raise ShapeError(f"h_prev has shape {tuple(h_prev.shape)}; expected {(dL_dh.shape[0], W.shape[1])}")
-
-
-def _check_fourier(dL_dphi: Array, x: Array, B: Array) -> None:
-    check_same_library([("B", B), ("dL_dphi", dL_dphi), ("x", x)])
-    if len(B.shape) != 2 or len(x.shape) != 2 or x.shape[1] != B.shape[0]:
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)}, B has {tuple(B.shape)}; expected (n, d), (d, features)"
-        )
-    if tuple(dL_dphi.shape) != (x.shape[0], 2 * B.shape[1]):
-        raise ShapeError(
-            f"dL_dphi has shape {tuple(dL_dphi.shape)}; expected {(x.shape[0], 2 * B.shape[1])}: sines, then cosines"
-        )

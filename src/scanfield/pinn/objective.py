@@ -12,7 +12,9 @@ from scanfield.pinn.loss import loss_and_grad, residuals
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, place_terms, to_host
 from scanfield.pinn.problem import Helmholtz, Sample
-from scanfield.pinn.terms import PreparedTerms, prepare_terms
+from scanfield.pinn.selection import kernels_for
+from scanfield.pinn.terms import PreparedTerms, dependences, prepare_terms
+from scanfield.pinn.workspace import Workspace
 
 __all__ = ["Objective"]
 
@@ -44,6 +46,7 @@ class Objective:
         self.terms: PreparedTerms = prepare_terms(place_terms(problem.terms(sample), network), network)
         self.names = tuple(shape.name for shape in self.terms.shapes)
         self._scales = self.terms.weights
+        self._workspace: Workspace | None = None
         self.reweight(multipliers or {})
 
     def reweight(self, multipliers: dict[str, float]) -> None:
@@ -74,13 +77,30 @@ class Objective:
         """The unknowns on the host."""
         return {name: float(value) for name, value in (self.split(x)[1] or {}).items()}
 
+    def workspace(self) -> Workspace | None:
+        """Every buffer of a step, made at the first; None where the kernels of the moment write into none."""
+        if not kernels_for(self.network).in_place:
+            return None
+        if self._workspace is None:
+            # No longer than the longest term: a chunk may be asked for that no term fills.
+            longest = max(shape.points for shape in self.terms.shapes)
+            self._workspace = Workspace.of(self.network, min(self.chunk, longest))
+        return self._workspace
+
     # -- what optimisers ask ----------------------------------------------------------------------------------------
 
     def loss_and_gradient(self, x: Array, terms: PreparedTerms | None = None) -> tuple[Array, Array]:
         """The weighted loss and its gradient."""
         network, unknowns = self.split(x)
-        found = loss_and_grad(network, terms or self.terms, wavenumber=unknowns, chunk=self.chunk)
-        gradient = network.flatten(found.gradients)
+        own = self.workspace()
+        found = loss_and_grad(
+            network,
+            terms or self.terms,
+            wavenumber=unknowns,
+            chunk=None if own is not None else self.chunk,
+            workspace=own,
+        )
+        gradient = network.flatten(found.gradients)  # a copy: the workspace's own are written again
         if unknowns:
             xp = network.xp
             gradient = xp.concat([gradient, xp.stack([found.gradients[name] for name in unknowns])])
@@ -122,16 +142,8 @@ class Objective:
         """|Lap u + k^2 u - f| at host points, over the equation's scale, (n,)."""
         network, unknowns = self.split(x)
         term = self.problem.equation(points)
-        needed = term.wavenumber is not None
-        own = (
-            {name: unknowns[name] for name in unknowns if name == _name(term)}
-            if needed and unknowns
-            else None
-        )
+        needed = {dependence.name for dependence in dependences(term)}
+        own = {name: value for name, value in (unknowns or {}).items() if name in needed} or None
         found = residuals(network, place_terms([term], network), wavenumber=own, chunk=self.chunk)
         r = to_host(found[term.name]).astype(np.float64)
         return np.asarray(np.sqrt(np.sum(r * r, axis=1)) / self.problem.equation_scale)
-
-
-def _name(term: Any) -> str:
-    return str(term.wavenumber.name)

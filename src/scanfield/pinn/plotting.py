@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scanfield.errors import ArgumentError
 from scanfield.pinn.extras import need
 
 if TYPE_CHECKING:
     from scanfield.pinn.fit import Fit
 
-__all__ = ["draw"]
+__all__ = ["draw", "picture"]
+
+
+def picture(name: str, path: str | os.PathLike[str]) -> Path:
+    """The file that matplotlib will write, a png where its name has no ending; ArgumentError for an ending it has not."""
+    canvas = need("matplotlib.backend_bases", "plot").FigureCanvasBase
+    allowed = sorted(canvas.get_supported_filetypes())
+    place = Path(path)
+    place = place if place.suffix or not place.name else place.with_suffix(".png")
+    if place.suffix[1:].lower() not in allowed:
+        raise ArgumentError(f"{name} = {os.fspath(path)!r}: allowed endings are {', '.join(allowed)}")
+    return place
 
 
 def draw(fit: Fit, exact: Callable[[np.ndarray], np.ndarray] | None = None) -> Any:

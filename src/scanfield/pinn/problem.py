@@ -148,8 +148,9 @@ class Helmholtz:
 
     def wavenumber_at(self, x: np.ndarray) -> np.ndarray:
         """k at points (n, d), (n,); the first guess where it is unknown."""
-        k = self.wavenumber.start if isinstance(self.wavenumber, Unknown) else self.wavenumber
-        return evaluate("wavenumber", k, x, given=self.domain.given)
+        if isinstance(self.wavenumber, Unknown):
+            return self.wavenumber.at(x, given=self.domain.given)
+        return evaluate("wavenumber", self.wavenumber, x, given=self.domain.given)
 
     def _measure(self, asked: bool | None, scale: float | None) -> None:
         """Sizes that scale the terms, and whether anything is complex."""
@@ -173,9 +174,14 @@ class Helmholtz:
         for condition, surface in zip(self.conditions, surfaces(self, 256, "sobol", (0,)), strict=True):
             found_complex |= isinstance(condition, Impedance | Sommerfeld)
             found_complex |= isinstance(condition, Periodic) and condition.phase != 0.0
-            if isinstance(condition, Robin) and not isinstance(condition.coefficient, Unknown):
+            if isinstance(condition, Robin):
                 assert surface is not None
-                c = self.value_at("coefficient", condition.coefficient, surface)
+                c = condition.coefficient
+                c = (
+                    c.at(*surface, given=self.domain.given)
+                    if isinstance(c, Unknown)
+                    else self.value_at("coefficient", c, surface)
+                )
                 found_complex |= c.dtype.kind == "c"
             if surface is not None and isinstance(condition, Dirichlet | Neumann | Robin | Impedance):
                 g = self.value_at("value", condition.value, surface)

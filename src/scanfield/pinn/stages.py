@@ -138,8 +138,10 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
         if key == "adam":
             made = Adam(Cosine(peak=5e-3, steps=count, warmup=count // 50, final=1e-5))
         else:
-            # In units of the scaled loss, which is of order one at the start.
-            made = LBFGS(tolerance=1e-12) if key == "lbfgs" else LevenbergMarquardt(damping=1e-5)
+            # In units of the scaled loss, which is of order one at the start. A damping that falls slowly keeps the last
+            # digits out of reach for hundreds of steps.
+            lm = LevenbergMarquardt(damping=1e-5, decrease=5.0)
+            made = LBFGS(tolerance=1e-12) if key == "lbfgs" else lm
     elif isinstance(given, Optimizer):
         made = given
         kinds = {Adam: "adam", LBFGS: "lbfgs", LevenbergMarquardt: "lm"}

@@ -161,9 +161,9 @@ def _prepare(term: Term, network: Any) -> tuple[Shape, Residual]:
         )
     count = _count(term)
     check = _Check(term.name, count, network)
-    dependences = _dependences(term)
+    followed = _checked_dependences(term)
     operators = tuple(
-        _operator(piece, f"piece {p}", [(d.factors[p], d.power) for d in dependences], check)
+        _operator(piece, f"piece {p}", [(d.factors[p], d.power) for d in followed], check)
         for p, piece in enumerate(term.pieces)
     )
     for where, operator in enumerate(operators):
@@ -173,7 +173,7 @@ def _prepare(term: Term, network: Any) -> tuple[Shape, Residual]:
     # Two outputs make every residual complex, one output those with a complex number in them.
     entries = [*(c for o in operators for c in (*o.coefficients, *o.factors)), target]
     parts = 2 if network.outputs == 2 or any(e is not None and e[1] is not None for e in entries) else 1
-    unknowns = tuple((d.name, d.power) for d in dependences)
+    unknowns = tuple((d.name, d.power) for d in followed)
     return Shape(term.name, count, parts, unknowns), Residual(operators, target)
 
 
@@ -186,9 +186,14 @@ def _count(term: Term) -> int:
     return counts.pop()
 
 
-def _dependences(term: Term) -> tuple[Dependence, ...]:
+def dependences(term: Term) -> tuple[Dependence, ...]:
+    """What a term follows unknowns by: none, one or several."""
     given = term.wavenumber
-    found = () if given is None else (given,) if isinstance(given, Dependence) else tuple(given)
+    return () if given is None else (given,) if isinstance(given, Dependence) else tuple(given)
+
+
+def _checked_dependences(term: Term) -> tuple[Dependence, ...]:
+    found = dependences(term)
     for dependence in found:
         if len(dependence.factors) != len(term.pieces):
             raise ArgumentError(

@@ -6,7 +6,6 @@ import os
 import warnings as warnings_module
 from collections.abc import Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from scanfield.errors import ArgumentError, ShapeError
@@ -110,10 +109,8 @@ def train(
     counts = {"resample": resample, "patience": patience, "record": record}
     counts |= {"checkpoint_every": checkpoint_every}
     _check(problem, network, weights, adaptive, tolerance, counts)
-    if checkpoint is not None and not Path(checkpoint).resolve().parent.is_dir():
-        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: its folder does not exist")
-    if checkpoint is not None and Path(checkpoint).is_dir():
-        raise ArgumentError(f"checkpoint = {os.fspath(checkpoint)!r}: it is a folder, a file is expected")
+    if checkpoint is not None:
+        storage.check_place("checkpoint", checkpoint)
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(

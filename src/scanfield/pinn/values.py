@@ -38,6 +38,8 @@ def evaluate(
                 "of x; an array belongs to the points of a PointSet or of Data"
             )
     numbers = np.asarray(found)
+    if numbers.dtype.kind == "b" and callable(value):  # where something holds: 1, elsewhere 0
+        numbers = numbers.astype(np.float64)
     if numbers.dtype.kind not in "iufc":
         raise DtypeError(
             f"{origin} gave {numbers.dtype} ({found!r:.40}): real or complex numbers are expected"

@@ -42,8 +42,13 @@ def annealed(objective: Objective, x: Array, *, weighted: bool = True) -> dict[s
             w / objective.multipliers[name] if i == index else 0.0
             for i, w in enumerate(objective.terms.weights)
         )
+        own = objective.workspace()
         found = loss_and_grad(
-            network, objective.terms._replace(weights=alone), wavenumber=unknowns, chunk=objective.chunk
+            network,
+            objective.terms._replace(weights=alone),
+            wavenumber=unknowns,
+            chunk=None if own is not None else objective.chunk,
+            workspace=own,
         )
         sizes[name] = [xp.abs(found.gradients[f"W{i}"]) for i in range(network.layers)]
     largest = max(float(xp.max(size)) for size in sizes[PDE])

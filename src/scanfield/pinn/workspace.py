@@ -59,6 +59,10 @@ class Workspace:
         Gradient of the frequencies.
     dL_dz, dL_dh_prev : list of (batch, out), (batch, in)
         What ``layer_backward_inplace`` writes.
+    h_stacks, feature_stack : list of (d + 2, batch, width), (d + 2, batch, 2 features + raw)
+        The whole jets that ``h`` and ``fourier_features`` are the values of.
+    dL_dz_stacks, dL_dh_prev_stacks : list of (d + 2, batch, out), (d + 2, batch, in)
+        What ``layer_backward_inplace`` writes on jets; made when they are first asked for.
     d_loss : (batch, outputs)
         What ``mse_backward_inplace`` writes; in a step, the residual's cotangent.
     Bx, cos_Bx, sin_Bx : (batch, features)
@@ -171,6 +175,30 @@ class Workspace:
 
     def _line(self, name: str) -> Array:
         return self.buffers.part(0).take(name, (self.batch_size, self.ff_dim))
+
+    @property
+    def h_stacks(self) -> list[Array]:
+        """The jet after each layer, the last one before the loss."""
+        return self._stacks("h")
+
+    @property
+    def feature_stack(self) -> Array:
+        """The jet of the embedding."""
+        return self._stack(("h", -1), self._inputs[0])
+
+    @property
+    def dL_dz_stacks(self) -> list[Array]:
+        """What ``layer_backward_inplace`` writes on jets: cotangents before each activation."""
+        return self._layer_stacks("dz", self._widths)
+
+    @property
+    def dL_dh_prev_stacks(self) -> list[Array]:
+        """What ``layer_backward_inplace`` writes on jets: cotangents of each layer's input."""
+        return self._layer_stacks("dh_prev", self._inputs)
+
+    def _layer_stacks(self, name: str, widths: list[int]) -> list[Array]:
+        take = self.buffers.part("layers").take
+        return [take((name, i), (self.d + 2, self.batch_size, width)) for i, width in enumerate(widths)]
 
     @property
     def num_layers(self) -> int:

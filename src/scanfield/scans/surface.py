@@ -49,6 +49,7 @@ class Scan(Protocol[P]):
 
     record: Record
     step: Callable[..., tuple[Array, Array]]
+    signature: inspect.Signature
     __name__: str
     __qualname__: str
 
@@ -119,6 +120,7 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
 
         made = cast(Scan[P], scan)
         made.record = record
+        made.signature = signature  # kept: to make one takes as long as a short scan
         made.step = _stepper(record, signature)
         registry.register(record)
         return made
@@ -136,9 +138,9 @@ def unknown_keyword(name: str, keyword: str, known: Sequence[str]) -> ArgumentEr
     return ArgumentError(f"{name}: unknown keyword {keyword!r}; {hint}it takes {', '.join(known)}")
 
 
-def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> inspect.BoundArguments:
     try:
-        signature.bind(*args, **kwargs)
+        return signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentError(f"{name}: {error}; its arguments are {signature}") from None
 
@@ -146,12 +148,11 @@ def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: A
 def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
     """The arguments of a public scan, sorted: arrays by name, options, and what concerns the call alone."""
     record = record_of(op)
-    signature = inspect.signature(op)
+    signature = op.signature
     for keyword in kwargs:
         if keyword not in signature.parameters:
             raise unknown_keyword(record.name, keyword, tuple(signature.parameters))
-    _check_binding(record.name, signature, args, kwargs)
-    bound = signature.bind(*args, **kwargs)
+    bound = _check_binding(record.name, signature, args, kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     names = [entry.name for entry in record.inputs]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from scanfield.errors import StateError
+from scanfield.errors import DtypeError, StateError
 
 # Our names of dtypes, theirs, and the bits in which NumPy holds them (it has no bfloat16).
 _KINDS = {
@@ -27,11 +27,15 @@ _KINDS = {
 _LARGEST_HEADER = 100_000_000  # bytes, the limit of the reference implementation
 
 
-def write(path: str | os.PathLike[str], arrays: Mapping[str, tuple[str, Any]]) -> None:
-    """Write name -> (dtype, NumPy array of its bits). The file appears whole or not at all."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def write(
+    path: str | os.PathLike[str], arrays: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]
+) -> None:
+    """Write name -> (dtype, NumPy array of its bits), and texts. The file appears whole or not at all."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     pieces, place = [], 0
     for name, (dtype, bits) in arrays.items():
+        if dtype not in _KINDS:
+            raise DtypeError(f"{name}: dtype {dtype}; allowed in a file are {', '.join(_KINDS)}")
         code, kind = _KINDS[dtype]
         data = numpy.ascontiguousarray(bits).view(kind).tobytes()
         header[name] = {"dtype": code, "shape": list(bits.shape), "data_offsets": [place, place + len(data)]}
@@ -50,19 +54,17 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, tuple[str, Any]]) -
         scratch.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, tuple[str, Any]]:
-    """Name -> (dtype, NumPy array of its bits); StateError for what is no such file, or has integers in it."""
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str, Any]], dict[str, str]]:
+    """Name -> (dtype, NumPy array of its bits), and the texts; StateError for what is no such file, or has integers in it."""
     content = Path(path).read_bytes()
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(_LARGEST_HEADER, len(content) - 8):
         raise StateError(f"{path}: no safetensors file, or cut off")
     try:
         header = json.loads(content[8 : 8 + size])
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {
-            name: _entry(path, name, entry, memoryview(content)[8 + size :])
-            for name, entry in entries.items()
-        }
+        metadata = dict(header.pop("__metadata__", None) or {})
+        data = memoryview(content)[8 + size :]
+        return {name: _entry(path, name, entry, data) for name, entry in header.items()}, metadata
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateError(f"{path}: the header of the safetensors file is broken: {error}") from None
 
