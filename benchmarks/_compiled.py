@@ -8,6 +8,7 @@ import functools
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,17 @@ class Loops:
         self.lanes: int = library.lanes()
 
     def _run(self, name: str, *arguments: Any) -> None:
+        self._made(name, *arguments)()
+
+    def _made(self, name: str, *arguments: Any) -> Callable[[], None]:
+        """A call with its arguments converted, for what is so short that this would be seen."""
         convert = {
             int: ctypes.c_ssize_t,
             float: ctypes.c_float,
             np.ndarray: lambda x: ctypes.c_void_p(x.ctypes.data),
         }
-        getattr(self._library, name)(*(convert[type(x)](x) for x in arguments))
+        function, converted = getattr(self._library, name), [convert[type(x)](x) for x in arguments]
+        return lambda held=arguments: function(*converted)
 
     def selective(self, u, delta, A, B, C):
         """The selective scan of one sequence."""
@@ -69,6 +75,17 @@ class Loops:
         arrays = (query, key, value, log_decay, erase, write, output, last, work)
         self._run("gated_delta", time, heads, K, V, K**-0.5, *arrays)
         return output, last
+
+    def gdn2_step(self, state, query, key, value, log_decay, erase, write, *, output, last, past):
+        """A call: one token of the gated delta rule into arrays that are there; ``past`` the cache or not."""
+        batch, heads, K, V = state.shape
+        work = np.empty(8 * K, np.float32)
+        arrays = (query, key, value, log_decay, erase, write, state, output, last)
+        return self._made("gated_delta_step", batch * heads, K, V, K**-0.5, *arrays, int(past), work)
+
+    def copy(self, a, output, *, past):
+        """A call: one array into another."""
+        return self._made("copy", a.size, a, output, int(past))
 
     def linear(self, a, b):
         """The linear scan."""

@@ -76,6 +76,7 @@ def rows(quick: bool) -> list[dict[str, object]]:
             f"prepare of {record.name}, {len(arrays)} arrays",
             lambda record=record, whole=whole, options=options: record.prepare(whole, options),
         )
+        measure(f"{record.name}, whole", lambda function=function, arrays=arrays: function(**arrays))
         token = {
             entry.name: arrays[entry.name][:, 0] if entry.role == "sequence" else arrays[entry.name]
             for entry in record.inputs

@@ -34,7 +34,7 @@ import _peers
 import numpy as np
 
 import scanfield
-from scanfield_numpy.memory import pool
+from scanfield_numpy.memory import LAST_CACHE, pool
 
 METHOD = "numpy.numba"
 Row = dict[str, Any]
@@ -257,21 +257,46 @@ def step(quick: bool) -> Iterator[Row]:
             {"NumPy einsum step": (lambda state=state, token=token: _peers.einsum_step(state, **token), least)},
             quick,
         )  # fmt: skip
-        triad, _ = _triad(state, state)
-        moved = 2e3 / 3 * _timing.seconds(triad, least=0.02 if quick else 0.5)
         tiny = {name: np.ascontiguousarray(x[:1, :1, :8]) for name, x in token.items()}
         little = np.ascontiguousarray(state[:1, :1, :8, :8])
         python = 1e3 * _timing.seconds(
             lambda tiny=tiny, little=little: scanfield.gdn2.step(little, **tiny, method=METHOD),
             least=0.02 if quick else 0.3,
         )
+        reached = _step_in_c(state, token, quick)
         for line in rows:
-            bound = (
-                f"To read a state and write the next takes {moved:.3g} ms at the speed of STREAM's triad on arrays of that "
-                f"size: {line['peer ms'] / moved:.3g} times. A step of one head of 8 numbers, nearly all of it Python, takes "
-                f"{python:.3g} ms."
-            )
-            yield line | {"bound": bound}
+            python_told = f"A step of one head of 8 numbers, nearly all of it Python, takes {python:.3g} ms."
+            yield line | {"bound": f"{reached(line['peer ms'])} {python_told}"}
+
+
+def _step_in_c(state: np.ndarray, token: Mapping[str, np.ndarray], quick: bool) -> Callable[[float], str]:
+    """What C reaches that makes the same step, and one that copies the state: a sentence, from the peer's time."""
+    if quick:
+        return lambda peer: "C was not measured in a short run."
+    try:
+        loops = _compiled.loops(_compiled.IEEE)
+    except _compiled.Absent as reason:
+        told = f"C was not measured: {reason}."
+        return lambda peer: told
+    # Pages that are there, on lines of the cache.
+    held = np.zeros(state.size + 32, np.float32)
+    start = -held.ctypes.data // 4 % 16
+    last = held[start : start + state.size].reshape(state.shape)
+    past = state.nbytes > LAST_CACHE
+    output = np.empty_like(token["value"])
+    calls = {
+        "step": loops.gdn2_step(state, **token, output=output, last=last, past=past),
+        "copy": loops.copy(state, last, past=past),
+    }
+    calls["step"]()
+    alike((output, last), scanfield.gdn2.step(state, **token, method=METHOD), "a step in C")
+    taken = {name: 1e3 * x for name, x in _timing.rivals(calls, least=0.5).items()}
+    way = ", past the cache," if past else ""
+    return lambda peer: (
+        f"C that makes the same step into an array that is there{way} takes {taken['step']:.3g} ms, "
+        f"{peer / taken['step']:.3g} times, and to copy the state alone {taken['copy']:.3g} ms, "
+        f"{peer / taken['copy']:.3g} times: no step that leaves its state as it was is faster than that copy."
+    )
 
 
 def linear(quick: bool) -> Iterator[Row]:
@@ -475,6 +500,33 @@ def _child(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+# -- widths ------------------------------------------------------------------------------------------------------------
+def widths(quick: bool) -> Iterator[Row]:
+    """Few lanes have a kernel for each number of them: what that costs, and what one for all would."""
+    from scanfield_numpy import linear as ours
+
+    few = ours._few
+    for width in (1, 2) if quick else (1, 2, 3, 4, 8):
+        arrays = linear_inputs(1, 2048 if quick else 200_000, width)
+        run = forward(scanfield.linear_scan, arrays)
+        start = time.process_time()
+        run()
+        first = time.process_time() - start
+        own = _timing.seconds(run, least=0.02 if quick else 0.3)
+        try:
+            ours._few = lambda *_: False
+            ours._plan.cache_clear()
+            one = _timing.seconds(run, least=0.02 if quick else 0.3)
+        finally:
+            ours._few = few
+            ours._plan.cache_clear()
+        yield row(
+            "One kernel for each number of few lanes", f"linear_scan forward, lanes: {width}",
+            "the kernel that takes any number", one / own,
+            **{"ms": 1e3 * own, "peer ms": 1e3 * one, "note": f"its first call takes {first:.2g} CPU seconds"},
+        )  # fmt: skip
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 def threads(quick: bool) -> Iterator[Row]:
     """Wall time on two CPUs, the one row that is not CPU time."""
@@ -586,6 +638,7 @@ ROWS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "c": c,
     "avx2": avx2,
     "first": first,
+    "widths": widths,
     "threads": threads,
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from numba import njit, types
 
+from scanfield_numpy import parts
 from scanfield_numpy.stored import FOLDER, KernelCache
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
@@ -32,7 +33,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 # What only kernels call needs no way in from Python, which costs as much to compile as a small function.
-part = njit(no_cpython_wrapper=True, **_OPTIONS)
+part = njit(no_cpython_wrapper=True, **parts.pipeline(), **_OPTIONS)
 """Decorates a function that kernels call."""
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array as Block
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield.threads import get_num_threads
-from scanfield_numpy import gated_delta_backward, gated_delta_forward
+from scanfield_numpy import gated_delta_backward, gated_delta_forward, gated_delta_step
 from scanfield_numpy.layout import (
     ABSENT,
     OWN,
@@ -25,8 +27,8 @@ from scanfield_numpy.layout import (
     sequences,
     width,
 )
-from scanfield_numpy.memory import cleared, fresh, past_cache
-from scanfield_numpy.threads import run
+from scanfield_numpy.memory import LAST_CACHE, cleared, fresh, past_cache
+from scanfield_numpy.threads import block_of, run
 from scanfield_numpy.vector import REGISTER_BYTES
 
 # Tokens between two saved states: the saved ones are then fewer than the numbers of an input.
@@ -46,7 +48,10 @@ class GatedDelta:
 
     def forward(self, call: Call) -> tuple[Array, Array]:
         """Output and final state."""
-        return _forward(call, 0)[:2]
+        state, bounds = call.arrays[6:]
+        # One token of a state is all reading and writing.
+        alone = call.arrays[0].shape[1] == 1 and state is not None and bounds is None
+        return _step(call) if alone else _forward(call, 0)[:2]
 
     step = forward
 
@@ -233,10 +238,6 @@ def _forward(
     if 0 in (query.shape[0], *sizes.last[1:]):
         output[...] = 0
         return output, last, starts, updates
-    # One token of a large state is all reading and writing.
-    past = past_cache(last) and sizes.last[3] % (4 * lanes_of(dtype)) == 0 == sizes.task % (
-        4 * lanes_of(dtype)
-    )
     read, steps = _inputs((query, key, value, log_decay, erase, write), dtype)
     run(
         gated_delta_forward.forward,
@@ -251,7 +252,7 @@ def _forward(
             keeps,
             want_output,
             sizes.task,
-            past,
+            0,
             0,
             0,
             0,
@@ -261,6 +262,69 @@ def _forward(
         (sizes.plan.table, _scale(scale, dtype), *read, flat(state, dtype), output, last, starts, updates),
     )
     return output, last, starts, updates
+
+
+class _Step(NamedTuple):
+    """What the shapes and steps of one token alone decide."""
+
+    output: tuple[int, ...]
+    last: tuple[int, ...]
+    tasks: int
+    work: float
+    memory: int
+    large: bool
+    """Whether the state may be best written past the cache."""
+    blocks: tuple[Block[int], Block[int]]
+    """The kernel's block up to the inputs' addresses; the second writes past the cache."""
+    kept: tuple[Array, ...]
+    """Whose addresses stand in those."""
+
+
+@lru_cache(256)
+def _step_plan(
+    query: tuple[int, ...],
+    value: tuple[int, ...],
+    widths: tuple[int, int, int],
+    steps: tuple[int, ...],
+    scale: float,
+    erase_vector: bool,
+    dtype: str,
+    threads: int,
+) -> _Step:
+    sizes = _sizes(query, value, None, widths, erase_vector, None, 0, dtype, threads)
+    lanes, K, V = lanes_of(dtype), *sizes.last[2:]
+    large = (
+        V % (4 * lanes) == 0 == sizes.task % (4 * lanes)
+        and prod(sizes.last) * OWN[dtype].itemsize > LAST_CACHE
+    )
+    kept = sizes.plan.table, _scale(scale, dtype)
+    blocks = [
+        block_of((*sizes.integers, 1, 1, 0, 1, sizes.task, past, 0, 0, 0, 0, *steps), kept) for past in (0, 1)
+    ]
+    tasks = 0 if 0 in sizes.last else sizes.tasks
+    memory = gated_delta_step.memory_of(K, lanes)
+    return _Step(sizes.output, sizes.last, tasks, sizes.work, memory, large, (blocks[0], blocks[1]), kept)
+
+
+def _step(call: Call) -> tuple[Array, Array]:
+    """Output and state after one token."""
+    query, key, value, log_decay, erase, write, state, _ = call.arrays
+    scale, erase_vector, _ = call.options
+    dtype = call.compute
+    read, steps = _inputs((query, key, value, log_decay, erase, write), dtype)
+    widths = width(log_decay), width(erase), width(write)
+    plan = _step_plan(
+        query.shape, value.shape, widths, tuple(steps), scale, erase_vector, dtype, get_num_threads()
+    )
+    own = OWN[dtype]
+    output, last = fresh(plan.output, own), fresh(plan.last, own)
+    if plan.tasks:
+        past = plan.large and past_cache(last)
+        arrays = (*read, flat(state, dtype), output, last)
+        run(gated_delta_step.step, dtype, plan.tasks, plan.work, plan.memory, plan.blocks[past], arrays)
+    else:
+        output[...] = 0
+    return output, last
 
 
 def _panel(K: int, V: int, lanes: int) -> int:

@@ -51,8 +51,6 @@ from scanfield_numpy.vector import (
     load,
     numbers,
     put_lanes,
-    put_past_cache,
-    settle,
     shifted,
     splat,
     store,
@@ -136,55 +134,46 @@ def _nothing(width, K, before, up, one):
 
 
 @part
-def _value(n, kind, row, t, j, column, count):
+def value_of(n, kind, row, t, j, column, count, tag):
     """y, the value times its write gate, for some columns of a token."""
-    y = zeros(numbers(at(n, VALUE), kind), ONE)
+    y = zeros(numbers(at(n, VALUE), kind), tag)
     if at(n, HAS_VALUE):
         value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j))
         write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j))
-        y = first_lanes(value, column, count, ONE)
+        y = first_lanes(value, column, count, tag)
         if at(n, W_WIDTH) == 1:
             y = y * at(write, 0)
         elif at(n, W_WIDTH):
-            y = y * first_lanes(write, column, count, ONE)
+            y = y * first_lanes(write, column, count, tag)
     return y
 
 
 @part
-def _token(
-    n, kind, row, t, j, c0, count, K, source, s_width, to, t_width, given, up, sums, out, update, writes, past
-):
-    """One token as the recurrence has it, from the state in ``source`` to the one in ``to``, which may be the same.
-
-    ``given`` are the token's places in the tiles; ``up`` and ``sums`` hold four registers at least. Output and
-    update are written where ``writes``, the new state past the cache where ``past`` is not 0.
-    """
-    step = lanes(up, ONE)
+def _token(n, kind, row, t, j, c0, count, K, S, width, given, out, update, writes):
+    """One token as the recurrence has it, ``given`` in its places of the tiles; results are written where ``writes``."""
+    step = lanes(S, ONE)
     place = ((row * at(n, TIME) + t) * at(n, HEADS) * at(n, GROUP) + j) * at(n, V_SIZE) + c0
     for o in range(0, count, 4 * step):
         left = count - o
-        found = zeros(up, FOUR)
+        found = zeros(S, FOUR)
         for first in range(0, K, step):
             for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
-                s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
+                s = first_lanes(S, (first + lane) * width + o, left, FOUR) * at(x, 0)
                 found = found + s * at(x, step)
-        store(sums, 0, found)
-        for i in range(0, least(left, 4 * step), step):
-            y = _value(n, kind, row, t, j, c0 + o + i, left - i)
-            if at(n, B_WIDTH):
-                y = y - load(sums, i, ONE)
-            store(up, i, y)
-            if writes and at(n, KEEPS_UPDATES):
-                put_lanes(update, place + o + i, left - i, y, ONE)
-        new = load(up, 0, FOUR)
-        read = zeros(up, FOUR)
+        new = value_of(n, kind, row, t, j, c0 + o, left, FOUR)
+        if at(n, B_WIDTH):
+            new = new - found
+        if writes and at(n, KEEPS_UPDATES):
+            put_lanes(update, place + o, left, new, FOUR)
+        read = zeros(S, FOUR)
         for first in range(0, K, step):
             for lane in range(least(step, K - first)):
                 x = shifted(given, first * GIVEN + lane)
-                s = first_lanes(source, (first + lane) * s_width + o, left, FOUR) * at(x, 0)
+                i = (first + lane) * width + o
+                s = first_lanes(S, i, left, FOUR) * at(x, 0)
                 s = s + new * at(x, 3 * step)
-                put_past_cache(to, (first + lane) * t_width + o, left, s, past)
+                put_lanes(S, i, left, s, FOUR)
                 read = read + s * at(x, 2 * step)
         if writes and at(n, WANTS_OUTPUT):
             put_lanes(out, place + o, left, read, FOUR)
@@ -200,7 +189,7 @@ def _quad(n, kind, row, t, j, c0, count, width, up, sums, pairs, odd, out, updat
         store(odd, m * step, zeros(up, ONE))
     for o in range(0, count, step):
         for m in range(QUAD):
-            u = _value(n, kind, row, t + m, j, c0 + o, count - o)
+            u = value_of(n, kind, row, t + m, j, c0 + o, count - o, ONE)
             if erases:
                 u = u - load(sums, m * width + o, ONE)
                 for i in range(m):
@@ -258,32 +247,6 @@ def forward(first_task, last_task, block, memory, kind):
         before = shifted(given, tiles * GIVEN * step)
         now = shifted(before, tiles * COMBINED * step)
         own = ((i_seq * vheads + j) * K) * V + c0
-        if end - first == 1 and at(n, HAS_STATE) and not chunk:
-            take(n, kind, given, end - first - 1, row, first, j)
-            source, to = shifted(state, own), shifted(last, own)
-            _token(
-                n,
-                kind,
-                row,
-                first,
-                j,
-                c0,
-                count,
-                K,
-                source,
-                V,
-                to,
-                V,
-                given,
-                up,
-                sums,
-                out,
-                update,
-                end > first,
-                at(n, PAST_CACHE),
-            )
-            settle()
-            continue
         for i in range(K):
             for o in range(0, width, step):
                 s = zeros(S, ONE)
@@ -312,7 +275,7 @@ def forward(first_task, last_task, block, memory, kind):
                     d, e = load(given, i, ONE) - one, load(given, i + step, ONE)
                     odd = odd + d * d + e * e
                 for o in range(0, V, step):
-                    y = _value(n, kind, row, t, j, o, V - o)
+                    y = value_of(n, kind, row, t, j, o, V - o, ONE)
                     odd = odd + y * y
                 leading = total(odd) == zero(S)
                 if leading:
@@ -333,27 +296,7 @@ def forward(first_task, last_task, block, memory, kind):
             if good < tokens:
                 for i in range(tokens):
                     x = shifted(given, i * 4 * step)
-                    _token(
-                        n,
-                        kind,
-                        row,
-                        t + i,
-                        j,
-                        c0,
-                        count,
-                        K,
-                        S,
-                        width,
-                        S,
-                        width,
-                        x,
-                        up,
-                        sums,
-                        out,
-                        update,
-                        i >= good,
-                        end - end,
-                    )
+                    _token(n, kind, row, t + i, j, c0, count, K, S, width, x, out, update, i >= good)
                 _nothing(width, K, before, up, one)
             t += tokens
         _settle(width, K, S, before, up, shifted(last, own), V, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
@@ -10,9 +11,13 @@ from scanfield.dispatch import Call, Grads, Verb
 from scanfield.threads import get_num_threads
 from scanfield_numpy import linear_kernels as kernels
 from scanfield_numpy import series_kernels
+from scanfield_numpy.compiling import Kernel
 from scanfield_numpy.layout import (
+    ABSENT,
+    OWN,
     Array,
     Residuals,
+    Sequences,
     flat,
     lanes_of,
     reason_against,
@@ -54,7 +59,7 @@ class Linear:
     def residuals(self, call: Call) -> Residuals:
         """Shapes and dtypes of what ``save`` keeps."""
         a, b, _, bounds = call.arrays
-        batch, time, width = _shape(a, b)
+        batch, time, width = _shape(a.shape, b.shape)
         return (((saved_states(batch, time, bounds, _chunk(call)), width), call.compute),)
 
     def backward(
@@ -67,7 +72,7 @@ class Linear:
     ) -> Grads:
         """The wanted gradients."""
         a, b, state, bounds = call.arrays
-        batch, time, width = shape = _shape(a, b)
+        batch, time, width = shape = _shape(a.shape, b.shape)
         dtype = call.compute
         if 0 in (batch, width):
             d_a, d_b, d_state = (
@@ -83,7 +88,9 @@ class Linear:
         # Sums are made of the same parts for every number of threads; what is no sum may be cut anywhere.
         fixed = shared or any(array.shape[2] < width for array in asked)
         tasks = (
-            -(-_GROUPS // max(1, plan.number)) if fixed else _tasks(plan.number, 4.0 * batch * time * width)
+            -(-_GROUPS // max(1, plan.number))
+            if fixed
+            else _tasks(plan.number, 4.0 * batch * time * width, get_num_threads())
         )
         lanes = width if few else _lanes(width, tasks, _WIDEST_BACK, dtype)
         blocks = -(-width // lanes)
@@ -126,15 +133,16 @@ class Linear:
         return _forward(call, 0, want_output=False)[1], state
 
 
-def _shape(a: Array, b: Array) -> tuple[int, int, int]:
-    """Batch, time and lanes."""
-    batch, time, width = (m if n == 1 else n for n, m in zip(a.shape, b.shape, strict=True))
+def _shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int]:
+    """Batch, time and lanes, from the shapes of a and b."""
+    batch, time, width = a if a == b else tuple([m if n == 1 else n for n, m in zip(a, b, strict=True)])
     return batch, time, width
 
 
 def _chunk(call: Call) -> int:
     """Tokens between two saved states."""
-    _, time, width = _shape(*call.arrays[:2])
+    a, b = call.arrays[:2]
+    _, time, width = _shape(a.shape, b.shape)
     asked = call.options[0]
     if width and _few(width, time, call.compute):
         per = lanes_of(call.compute) // width
@@ -150,9 +158,9 @@ def _lanes(width: int, tasks: int, most: int, dtype: str) -> int:
     return step * max(1, min(most, max(registers, _NARROWEST), -(-width // step)))
 
 
-def _tasks(number: int, work: float) -> int:
+def _tasks(number: int, work: float, threads: int) -> int:
     """In how many tasks each of so many sequences is cut: one thread takes long rows, several want some tasks each."""
-    threads = get_num_threads() if work > WORTH_A_THREAD else 1
+    threads = threads if work > WORTH_A_THREAD else 1
     return 1 if threads == 1 else -(-2 * threads // max(1, number))
 
 
@@ -203,40 +211,70 @@ def _summed(sums: _Sums, array: Array) -> Array | None:
     return whole if whole.shape == array.shape else whole.sum(axis=0, keepdims=True)
 
 
+class _Plan(NamedTuple):
+    """What a forward call's shapes and steps alone decide."""
+
+    kernel: Kernel
+    sequences: Sequences
+    shape: tuple[int, int, int]
+    last: tuple[int, int]
+    starts: tuple[int, ...]
+    tasks: int
+    work: float
+    memory: int
+    size: int
+    """That of a kernel compiled for several; 0 for one that is not."""
+    integers: tuple[int, ...]
+    """The first places of the kernel's block."""
+
+
+@lru_cache(256)  # short calls come often, and are little more work than this
+def _plan(
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    a_steps: tuple[int, ...],
+    b_steps: tuple[int, ...],
+    bounds: tuple[int, ...] | None,
+    chunk: int,
+    dtype: str,
+    threads: int,
+) -> _Plan:
+    batch, time, width = shape = _shape(a, b)
+    found = sequences(batch, time, bounds, chunk or 1)
+    last, starts = (found.number, width), (found.states, width) if chunk else (0,)
+    work = 2.0 * batch * time * width
+    number = found.number if batch and width else 0
+    steps = (*a_steps, *b_steps)
+    if _few(width, time, dtype):
+        memory, integers = series_kernels.forward_memory(lanes_of(dtype)), (width, width, time, chunk, *steps)
+        return _Plan(
+            series_kernels.forward, found, shape, last, starts, number, work, memory, width, integers
+        )
+    lanes = _lanes(width, _tasks(found.number, work, threads), _WIDEST, dtype) if width else 1
+    integers = (width, lanes, time, chunk, *steps)
+    tasks = number * -(-width // lanes)
+    return _Plan(kernels.forward, found, shape, last, starts, tasks, work, lanes, 0, integers)
+
+
 def _forward(call: Call, chunk: int, *, want_output: bool = True) -> tuple[Array, Array, Array]:
     """Output, final state, states at the chunks' starts."""
     a, b, state, bounds = call.arrays
-    batch, time, width = shape = _shape(a, b)
     dtype = call.compute
-    plan = sequences(batch, time, bounds, chunk or 1)
-    output = fresh(shape if want_output else (0, 0), dtype)
-    last = fresh((plan.number, width), dtype)
-    starts = fresh((plan.states, width) if chunk else (0,), dtype)
-    if 0 in (batch, width, plan.number):
-        return output, last, starts
-    if _few(width, time, dtype):
-        given, common = _common(a, b, (width, chunk), shape, dtype)
+    own = OWN[dtype]
+    (a_read, a_steps), (b_read, b_steps) = rows(a, dtype), rows(b, dtype)
+    plan = _plan(a.shape, b.shape, a_steps, b_steps, bounds, chunk, dtype, get_num_threads())
+    output = fresh(plan.shape if want_output else (0, 0), own)
+    last = fresh(plan.last, own)
+    starts = fresh(plan.starts, own) if chunk else ABSENT[dtype]
+    if plan.tasks:
         run(
-            series_kernels.forward,
+            plan.kernel,
             dtype,
-            plan.number,
-            2.0 * batch * time * width,
-            series_kernels.forward_memory(lanes_of(dtype)),
-            (*common, state is not None, want_output, False),
-            (plan.table, *given, flat(state, dtype), output, last, starts),
-            size=width,
+            plan.tasks,
+            plan.work,
+            plan.memory,
+            (*plan.integers, state is not None, want_output, plan.size == 0 and past_cache(output)),
+            (plan.sequences.table, a_read, b_read, flat(state, dtype), output, last, starts),
+            size=plan.size,
         )
-        return output, last, starts
-    work = 2.0 * batch * time * width
-    lanes = _lanes(width, _tasks(plan.number, work), _WIDEST, dtype)
-    given, common = _common(a, b, (lanes, chunk), shape, dtype)
-    run(
-        kernels.forward,
-        dtype,
-        plan.number * -(-width // lanes),
-        work,
-        lanes,
-        (*common, state is not None, want_output, past_cache(output)),
-        (plan.table, *given, flat(state, dtype), output, last, starts),
-    )
     return output, last, starts

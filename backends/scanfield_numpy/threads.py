@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+from array import array as Block
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -46,19 +47,25 @@ def run(
 ) -> None:
     """A kernel over all tasks, in as many threads as the work (in multiplications) is worth.
 
-    ``memory`` is the number of numbers that a range of tasks needs for itself; ``arrays`` lie as the kernel
-    expects; ``size`` is that of a kernel compiled for several.
+    ``memory`` is the number of numbers that a range of tasks needs for itself; ``integers`` may be a ``block_of`` some;
+    ``arrays`` lie as the kernel expects; ``size`` is that of a kernel compiled for several.
     """
     if not tasks:
         return
     compiled = kernel(dtype, size)
     tag = ((0,) * size,) if size else ()
     kind = _ZERO[dtype]
-    block = numpy.array([*integers, *_addresses(arrays)], numpy.int64)
-    (place,) = _addresses((block,))
-    count = max(1, min(tasks, int(work // WORTH_A_THREAD)))
+    block = integers[:] if type(integers) is Block else Block("q", integers)
+    block.fromlist(_addresses(arrays))
+    place = block.buffer_info()[0]
+    count = min(tasks, int(work // WORTH_A_THREAD))
     if count > 1:
         count = min(count, get_num_threads())
+    if count <= 1:  # the whole of a short call: nothing of what several threads need
+        own = fresh(memory * kind.itemsize + 64, _BYTE)
+        (address,) = _addresses((own,))
+        compiled(0, tasks, place, address + -address % 64, kind, *tag)
+        return
 
     def ranged(first: int, last: int, held: Any) -> None:
         own = fresh(memory * kind.itemsize + 64, _BYTE)
@@ -67,9 +74,6 @@ def run(
 
     # A kernel reads and writes by address: whoever runs it holds the arrays.
     held = block, arrays
-    if count == 1:
-        ranged(0, tasks, held)
-        return
     bounds = [tasks * i // count for i in range(count + 1)]
     waiting: list[Future[None]] = []
     try:
@@ -86,6 +90,11 @@ def run(
     except BaseException:
         _abandon(waiting)
         raise
+
+
+def block_of(integers: Sequence[int], arrays: Sequence[Array]) -> Block[int]:
+    """The first places of a kernel's block, for many calls; whoever keeps it keeps the arrays."""
+    return Block("q", [*integers, *_addresses(arrays)])
 
 
 def _abandon(waiting: Sequence[Future[None]]) -> None:

@@ -267,6 +267,27 @@ def put_past_cache(typing: Any, place: Any, offset: Any, count: Any, vector: Any
     return types.void(place, types.int64, types.int64, vector, types.int64), generate
 
 
+KEPT, PASSING = ONE, TWO
+"""How ``put_whole`` writes: as stores do, or past the cache, to a place of a whole register."""
+
+
+@intrinsic
+def put_whole(typing: Any, place: Any, offset: Any, vector: Any, way: Any) -> Any:
+    """Write a vector the one way or the other, which a kernel is compiled for."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        pointer = _vector_address(builder, values[0], values[1], vector)
+        passing = len(way) == len(PASSING)
+        align = REGISTER_BYTES if passing else place.dtype.bitwidth // 8
+        written = builder.store(values[2], pointer, align=align)
+        if passing:
+            one = ir.Constant(ir.IntType(32), 1)
+            written.set_metadata("nontemporal", builder.module.add_metadata([one]))
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, vector, way), generate
+
+
 def _asking(name: str, about: str, writes: int) -> Any:
     def function(typing: Any, place: Any, offset: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:

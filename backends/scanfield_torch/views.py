@@ -54,15 +54,9 @@ def array_of(tensor: Tensor | None) -> Any:
     """A tensor on the CPU as a NumPy array over its memory. Copied is what has a conjugate or negative bit."""
     if tensor is None:
         return None
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_conj():
-        tensor = tensor.resolve_conj()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
-    return tensor.numpy()
+        return tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
+    return tensor.numpy(force=True)  # detached; resolved, if it has such a bit
 
 
 def tensor_of(array: Any) -> Tensor:

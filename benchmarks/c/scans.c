@@ -264,6 +264,102 @@ void linear(ptrdiff_t batch, ptrdiff_t time, ptrdiff_t width, const float *a, co
     }
 }
 
+#define WIDE 8
+
+static inline __attribute__((always_inline)) void put(float *to, vec x, int past)
+{
+#ifdef __AVX512F__
+    if (past) {
+        _mm512_stream_ps(to, (__m512)x);
+        return;
+    }
+#elif defined(__AVX2__)
+    if (past) {
+        _mm256_stream_ps(to, (__m256)x);
+        return;
+    }
+#endif
+    STORE(to, x);
+}
+
+static void ready(ptrdiff_t K, float scale, const float *query, const float *key, const float *log_decay,
+                  const float *erase, float *given)
+{
+    for (ptrdiff_t i = 0; i < K; i += LANES) {
+        STORE(given + i, exp_(LOAD(log_decay + i)));
+        STORE(given + K + i, LOAD(erase + i) * LOAD(key + i));
+        STORE(given + 2 * K + i, LOAD(query + i) * scale);
+        STORE(given + 3 * K + i, LOAD(key + i));
+    }
+}
+
+/* One token of the gated delta rule for so many heads; V is a multiple of 8 * LANES. While the next state of a head is
+   written, past the cache if asked, that of the head after is read. */
+static inline __attribute__((always_inline)) void
+a_step(ptrdiff_t heads, ptrdiff_t K, ptrdiff_t V, float scale, const float *query, const float *key,
+       const float *value, const float *log_decay, const float *erase, const float *write, const float *state,
+       float *restrict output, float *restrict last, int past, float *restrict work)
+{
+    ptrdiff_t each = V / (WIDE * LANES);
+    float *given = work, *then = work + 4 * K;
+    vec found[WIDE];
+    for (ptrdiff_t unit = -1; unit < heads * each; unit++) {
+        ptrdiff_t h = unit / each, o = unit % each * WIDE * LANES;
+        ptrdiff_t next = unit + 1 < heads * each ? unit + 1 : unit, h2 = next / each, o2 = next % each * WIDE * LANES;
+        const float *after = state + h2 * K * V + o2;
+        vec new[WIDE], read[WIDE], sums[WIDE];
+        ready(K, scale, query + h2 * K, key + h2 * K, log_decay + h2 * K, erase + h2 * K, then);
+        for (int c = 0; c < WIDE; c++)
+            sums[c] = (vec){0};
+        if (unit < 0) {
+            for (ptrdiff_t i = 0; i < K; i++)
+                for (int c = 0; c < WIDE; c++)
+                    sums[c] += LOAD(after + i * V + c * LANES) * then[i] * then[K + i];
+        } else {
+            const float *source = state + h * K * V + o;
+            float *to = last + h * K * V + o;
+            for (int c = 0; c < WIDE; c++) {
+                ptrdiff_t at = h * V + o + c * LANES;
+                new[c] = LOAD(value + at) * LOAD(write + at) - found[c];
+                read[c] = (vec){0};
+            }
+            for (ptrdiff_t i = 0; i < K; i++)
+                for (int c = 0; c < WIDE; c++) {
+                    vec s = LOAD(source + i * V + c * LANES) * given[i] + new[c] * given[3 * K + i];
+                    put(to + i * V + c * LANES, s, past);
+                    read[c] += s * given[2 * K + i];
+                    sums[c] += LOAD(after + i * V + c * LANES) * then[i] * then[K + i];
+                }
+            for (int c = 0; c < WIDE; c++)
+                STORE(output + h * V + o + c * LANES, read[c]);
+        }
+        for (int c = 0; c < WIDE; c++)
+            found[c] = sums[c];
+        float *swap = given;
+        given = then;
+        then = swap;
+    }
+    __sync_synchronize();
+}
+
+void gated_delta_step(ptrdiff_t heads, ptrdiff_t K, ptrdiff_t V, float scale, const float *query, const float *key,
+                      const float *value, const float *log_decay, const float *erase, const float *write,
+                      const float *state, float *output, float *last, int past, float *work)
+{
+    if (past)
+        a_step(heads, K, V, scale, query, key, value, log_decay, erase, write, state, output, last, 1, work);
+    else
+        a_step(heads, K, V, scale, query, key, value, log_decay, erase, write, state, output, last, 0, work);
+}
+
+/* One array into another, past the cache if asked. */
+void copy(ptrdiff_t count, const float *a, float *output, int past)
+{
+    for (ptrdiff_t i = 0; i < count; i += LANES)
+        put(output + i, LOAD(a + i), past);
+    __sync_synchronize();
+}
+
 /* STREAM's triad. */
 void triad(ptrdiff_t count, const float *restrict a, const float *restrict b, float *restrict output)
 {

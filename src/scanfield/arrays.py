@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,6 +50,9 @@ REAL_OF = {
     "complex256": "float128",
 }
 _NAMES: dict[tuple[type, Any], str] = {}
+_ENTERED: set[type] = set()
+_RECORDED: dict[type, Callable[[], bool]] = {}
+"""For the plain classes of torch: whether somebody records what is done to their tensors."""
 
 
 def library_of(array: Array, argument: str) -> Library:
@@ -65,7 +68,7 @@ def _enter_tensors(kind: type) -> bool:
     Called before the dictionaries are read: a compiler that traces the first call of all sees a dictionary as it is at
     its first reading.
     """
-    if kind not in _LIBRARIES:
+    if kind not in _ENTERED:
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             _LIBRARIES[kind] = Library("torch", importlib.import_module("array_api_compat.torch"))
@@ -73,7 +76,17 @@ def _enter_tensors(kind: type) -> bool:
                 dtype = getattr(torch, name, None)
                 if dtype is not None:
                     _NAMES[type(dtype), dtype] = name
+            if kind in (torch.Tensor, torch.nn.Parameter):
+                _RECORDED[kind] = lambda: torch.compiler.is_compiling() or torch.jit.is_tracing()
+        _ENTERED.add(kind)
     return True
+
+
+def is_plain(kind: type) -> bool:
+    """Whether a class is one of tensors whose shape, dtype and device tell all, while nobody records what is done."""
+    _enter_tensors(kind)
+    recorded = _RECORDED.get(kind)
+    return recorded is not None and not recorded()
 
 
 def _recognise(array: Array, argument: str) -> Library:

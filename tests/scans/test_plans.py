@@ -11,7 +11,7 @@ from examples import BASE
 
 import scanfield
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
-from scanfield.scans import plans
+from scanfield.scans import plans, surface
 
 pytestmark = pytest.mark.backend("numpy")
 
@@ -34,7 +34,8 @@ def token(op: str, seed: int, batch: int = 2) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def built(monkeypatch):
-    """How often a step found a plan."""
+    """How often a call found a plan."""
+    monkeypatch.setattr(surface, "_PLANS", plans.Plans())
     found: list[bool] = []
     get = plans.Plans.get
 
@@ -54,13 +55,80 @@ def test_a_planned_step_is_the_same(op: str, built):
         given = token(op, seed)
         names = [name for name in given if name != "state"]
         output, state = step(**given)
-        # One token of the whole scan, which knows no plans.
+        taken = len(built)
+        # One token of the whole scan, made ready without a plan.
         shared = ("A",) if op == "selective_scan" else ()
         whole = {name: given[name] if name in shared else given[name][:, None] for name in names}
-        wanted = getattr(scanfield, op)(**whole, initial_state=given["state"])
+        wanted = getattr(scanfield, op)(**whole, initial_state=given["state"], states_at=[])
+        del built[taken:]
         np.testing.assert_allclose(output, wanted.output[:, 0], rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(state, wanted.final_state, rtol=1e-12, atol=1e-14)
     assert built[1:] == [True, True]
+
+
+@pytest.mark.parametrize("op", BASE)
+def test_a_planned_call_is_the_same(op: str, built):
+    """Whole calls: the kind of the arguments counts, not what they hold, where they lie or who asks."""
+    call = getattr(scanfield, op)
+    for seed, dtype in ((0, float), (1, float), (2, "float32"), (3, "float32"), (4, float)):
+        given = {name: x.astype(dtype) for name, x in token(op, seed).items()}
+        state = given.pop("state")
+        # Time is a view with strides of its own every other time, of another length each time but the last.
+        length = 3 + seed % 4
+        for name, x in given.items():
+            if name != "A":
+                x = x[:, None] * np.linspace(1, 2, length, dtype=dtype).reshape(-1, *(1,) * (x.ndim - 1))
+                given[name] = np.asarray(x if seed % 2 else x[:, ::-1], dtype)
+        with scanfield.use(method="generic" if seed == 3 else None):
+            output, last = call(**given, initial_state=state)
+            wanted = call(**given, initial_state=state, states_at=[])
+        assert output.dtype == np.dtype(dtype)
+        assert np.array_equal(output, wanted.output)
+        assert np.array_equal(last, wanted.final_state)
+    assert built == [found for planned in (False, False, False, False, True) for found in (planned, False)]
+
+
+def test_what_is_more_than_shapes_is_no_plan(built):
+    """Flipped time, packs, promoted dtypes and values that the call itself makes."""
+    rng = np.random.default_rng(0)
+    a, b = rng.random((1, 5, 3)), rng.random((1, 5, 3))
+    single = a.astype("float32")
+    for options in (
+        {"reverse": True},
+        {"cu_seqlens": (0, 2, 5)},
+        {"cu_seqlens": np.array([0, 2, 5])},
+        {"chunk_size": np.int64(2)},
+    ):
+        for _ in range(2):
+            scanfield.linear_scan(a, b, **options)
+            scanfield.linear_scan(single, b, **options)
+    assert not any(built)
+    # Bounds of the same number and other values.
+    for bounds in ([0, 2, 5], [0, 3, 5]):
+        first, second = (
+            scanfield.linear_scan(a[:, i:j], b[:, i:j]).output for i, j in ((0, bounds[1]), (bounds[1], 5))
+        )
+        packed = scanfield.linear_scan(a, b, cu_seqlens=np.array(bounds)).output
+        assert np.array_equal(packed, np.concatenate([first, second], 1))
+    flipped = scanfield.linear_scan(a[:, ::-1], b[:, ::-1]).output[:, ::-1]
+    assert np.array_equal(scanfield.linear_scan(a, b, reverse=True).output, flipped)
+
+
+def test_errors_of_whole_calls_come_after_a_plan_too(built):
+    a = np.full((1, 4, 2), 0.5)
+    for _ in range(2):
+        scanfield.linear_scan(a, a)
+    assert built == [False, True]
+    with pytest.raises(ArgumentError, match="reverse"):
+        scanfield.linear_scan(a, a, reverse=0)
+    with pytest.raises(ArgumentError, match="chunk_size"):
+        scanfield.linear_scan(a, a, chunk_size=True)
+    with pytest.raises(DtypeError, match="b"):
+        scanfield.linear_scan(a, a.astype(int))
+    with pytest.raises(ShapeError, match="b"):
+        scanfield.linear_scan(a, a[:, :3])
+    with pytest.raises(ArgumentError, match="method"):
+        scanfield.linear_scan(a, a, method="no such")
 
 
 def test_one_array_in_two_places_first(built):
@@ -82,7 +150,7 @@ def test_options_that_are_equal_but_not_the_same():
         scanfield.gdn2.step(**given, qk_l2norm=0)
     assert plans.key_of([0.0]) != plans.key_of([-0.0])
     assert plans.key_of([True]) is not None
-    assert plans.key_of([1]) is None
+    assert len({plans.key_of([1]), plans.key_of([1.0]), plans.key_of([True])}) == 3
     one, _ = scanfield.gdn2.step(**given, scale=1.0)
     half, _ = scanfield.gdn2.step(**given, scale=0.5)
     assert np.array_equal(half, one * 0.5)

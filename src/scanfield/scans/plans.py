@@ -1,7 +1,8 @@
-"""How the last tokens of this kind were made ready: a decoding step is little work, as little as its checks.
+"""How the last calls of this kind were made ready: a small call is as little work as its checks.
 
-A *plan* is what ``prepare`` made of one step of NumPy arrays where all that it did was to give arrays other shapes. Which
-those are, it finds out from shapes, dtypes and options alone, and so the next step with the same ones is made ready alike.
+A *plan* is what ``prepare`` made of a whole call or a step, on NumPy's arrays or torch's own tensors, where all that it
+did was to give arrays other shapes. Which those are, it finds out from shapes, dtypes, devices and options alone, and
+so the next call with the same ones is made ready alike. What runs is chosen anew each time.
 """
 
 from __future__ import annotations
@@ -11,24 +12,30 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from scanfield.arrays import Array
+from scanfield.arrays import Array, is_plain
 from scanfield.dispatch import Call, Operation, Prepared
 
 Key = tuple[Any, ...]
 
 
 class Plan(NamedTuple):
-    """A step made ready before; it holds no array."""
+    """A call made ready before; it holds no array."""
 
-    sources: tuple[tuple[int, tuple[int, ...] | None] | None, ...]
-    """For each canonical array its place among the arguments and its shape, if that is another; None if absent."""
+    sources: tuple[tuple[int, tuple[int, ...] | None] | None, ...] | None
+    """For each canonical array its place among the arguments and its shape, if that is another; None if absent.
+
+    None in all if the first arguments are the canonical arrays.
+    """
     call: Call
     output: Callable[[Array], Array]
     state: Callable[[Array], Array]
 
     def ready(self, values: Sequence[Any]) -> Call:
         """The call of these arguments."""
-        arrays = [
+        name, arrays, options, compute = self.call
+        if self.sources is None:
+            return Call(name, tuple(values[: len(arrays)]), options, compute)
+        found = [
             None
             if source is None
             else values[source[0]]
@@ -36,12 +43,11 @@ class Plan(NamedTuple):
             else values[source[0]].reshape(source[1])
             for source in self.sources
         ]
-        name, _, options, compute = self.call
-        return Call(name, tuple(arrays), options, compute)
+        return Call(name, tuple(found), options, compute)
 
 
 class Plans:
-    """The plans of one scan's steps, by the kind of their arguments."""
+    """The plans of one scan's steps, or of whole calls, by the kind of their arguments."""
 
     most = 256
 
@@ -50,10 +56,15 @@ class Plans:
 
     def get(self, key: Key | None) -> Plan | None:
         """The plan for this kind of arguments, if there is one."""
-        return None if key is None else self._found.get(key)
+        if key is None:
+            return None
+        try:
+            return self._found.get(key)
+        except TypeError:  # a size that is a symbol has no hash
+            return None
 
     def keep(self, key: Key | None, record: Any, values: Mapping[str, Any], prepared: Prepared) -> None:
-        """Remember how a step was made ready, if that is no more than shapes."""
+        """Remember how a call was made ready, if that is no more than shapes. A step's state is called ``state``."""
         if key is None or not isinstance(record, Operation):
             return
         places = {name: i for i, name in enumerate(values)}
@@ -62,39 +73,62 @@ class Plans:
             if array is None:
                 sources.append(None)
                 continue
-            name = "state" if entry.role == "state" else entry.name
+            name = "state" if entry.role == "state" and entry.name not in places else entry.name
             given = values.get(name)
-            if array is not given and not _reshaped(given, array):
-                return
-            sources.append((places[name], None if array is given else array.shape))
+            if entry.role == "index" or (array is not given and not _reshaped(given, array)):
+                return  # bounds are checked by value
+            sources.append((places[name], None if array is given else tuple(array.shape)))
         if len(self._found) >= self.most:
             self._found.clear()
-        call = prepared.call._replace(arrays=())
-        self._found[key] = Plan(tuple(sources), call, prepared.output, prepared.state)
+        straight = [name for name, _ in zip(values, record.inputs, strict=False)] == [
+            entry.name for entry in record.inputs
+        ] and all(source is None or source[1] is None for source in sources)
+        call = prepared.call._replace(arrays=(None,) * len(sources))
+        plan = Plan(None if straight else tuple(sources), call, prepared.output, prepared.state)
+        try:
+            self._found[key] = plan
+        except TypeError:  # as above
+            return
 
 
 def _reshaped(given: Any, array: Any) -> bool:
     """Whether ``array`` is ``given`` in another shape."""
-    if type(given) is not numpy.ndarray or type(array) is not numpy.ndarray or given.dtype != array.dtype:
+    if given is None or given.dtype != array.dtype:
         return False
-    own = given.__array_interface__["data"] == array.__array_interface__["data"]
-    return own and given.size == array.size and given.reshape(array.shape).strides == array.strides
+    if type(given) is numpy.ndarray:
+        own = given.__array_interface__["data"] == array.__array_interface__["data"]
+        same = own and given.size == array.size and given.reshape(array.shape).strides == array.strides
+        return bool(same)
+    try:
+        own = given.data_ptr() == array.data_ptr() != 0
+    except RuntimeError:  # what stands for other tensors, under torch.func, has no memory of its own
+        return False
+    if not own or given.numel() != array.numel():
+        return False
+    return bool(given.reshape(array.shape).stride() == array.stride())
 
 
-def key_of(values: Sequence[Any]) -> Key | None:
-    """The kind of a step's arguments; None where one is neither a NumPy array nor a plain option.
+def key_of(values: Sequence[Any], name: str = "") -> Key | None:
+    """The kind of the arguments of what is called ``name``; None where torch records what is done to one of them.
 
+    None also where one is neither a plain array nor a plain option.
     Options that Python takes for equal (1 and True, 0.0 and -0.0) are not.
     """
-    found: list[Any] = []
+    found: list[Any] = [name]
+    plain: type | None = None
     for value in values:
         kind = type(value)
-        if kind is numpy.ndarray:
-            found.append((value.shape, value.dtype))
-        elif value is None or kind is bool:
+        if value is None or kind is bool:
             found.append(value)
+        elif kind is numpy.ndarray:
+            found.append((value.shape, value.dtype))
         elif kind is float:
             found.append(value.hex())
+        elif kind is int:
+            found.append((int, value))
+        elif kind is plain or is_plain(kind):
+            plain = kind
+            found.append((value.shape, value.dtype, value.device))
         else:
             return None
     return tuple(found)
