@@ -136,7 +136,9 @@ def errors(op: str, regime: str, seed: int, dtype: str, methods: list[str]) -> d
         where = ""
         for name, x in _run(op, given, cotangents, method).items():
             size = rows_of(name, truth[name])
-            off = np.abs(x.astype(wide) - truth[name]).reshape(size.shape[0], -1).max(axis=1)
+            off = np.abs(x.astype(wide) - truth[name])
+            off[np.abs(truth[name]) > finfo(low).max] = 0.0  # a sum over all rows has no room in float16
+            off = off.reshape(size.shape[0], -1).max(axis=1)
             error = float((off / np.maximum(size, 1e-3 * np.median(size))).max())
             assert np.isfinite(error), (op, regime, seed, dtype, method, name)
             if name in ("output", "final_state"):
@@ -147,6 +149,16 @@ def errors(op: str, regime: str, seed: int, dtype: str, methods: list[str]) -> d
                 where = name
         found[method] = Errors(forward, gradients, where)
     return found
+
+
+def finfo(dtype: np.dtype) -> Any:
+    """Also of bfloat16."""
+    try:
+        return np.finfo(dtype)
+    except ValueError:
+        import ml_dtypes
+
+        return ml_dtypes.finfo(dtype)
 
 
 def rows_of(name: str, truth: np.ndarray) -> np.ndarray:
@@ -176,6 +188,28 @@ def bounds() -> dict[tuple[str, str, str], tuple[float, float]]:
 
 # The others of the family are gdn2 under names of their own.
 OPERATIONS = ("linear_scan", "selective_scan", "gdn2", "ssd", "gated_delta_product")
+# The batch of rows whose float32 was worst, of each.
+WORST = {
+    ("linear_scan", "plain"): 8,
+    ("linear_scan", "strong"): 12,
+    ("linear_scan", "resets"): 3,
+    ("linear_scan", "growth"): 17,
+    ("selective_scan", "plain"): 8,
+    ("selective_scan", "strong"): 8,
+    ("selective_scan", "resets"): 16,
+    ("selective_scan", "growth"): 18,
+    ("gdn2", "plain"): 3,
+    ("gdn2", "strong"): 11,
+    ("gdn2", "resets"): 18,
+    ("gdn2", "growth"): 13,
+    ("gdn2", "near keys"): 9,
+    ("ssd", "plain"): 3,
+    ("ssd", "strong"): 1,
+    ("ssd", "resets"): 8,
+    ("ssd", "growth"): 15,
+    ("gated_delta_product", "plain"): 17,
+    ("gated_delta_product", "strong"): 9,
+}
 METHODS = {
     "linear_scan": [None, "generic.recurrent", "generic.blocked"],
     "selective_scan": [None, "generic.recurrent"],
