@@ -71,11 +71,6 @@ def odd_tree(rng: random.Random, tree: Any) -> Any:
     return rng.choice(ODD)
 
 
-def in_text(tree: Any) -> Any:
-    """JSON inside JSON, as a text, unfolded."""
-    return {k: json.loads(v) if k == "scanfield" else v for k, v in tree.items()}
-
-
 ODD_VALUES = [
     "0", "-1", "1", "2", "0.5", "1e308", "-1e308", "1e-308", "5e-324", "1e17", "inf", "nan", "-inf", "9223372036854775807", "3000000000",
     "1" + "0" * 400, "0x" + "f" * 400, "1" * 5000, "0x" + "f" * 5000, "true", "1979-05-27", "07:32:00", "[]", "{}", "[0]",
@@ -121,3 +116,15 @@ def odd_toml(rng: random.Random, text: str) -> str:
         else:
             lines.insert(at, rng.choice(ODD_LINES))
     return "\n".join(lines) + "\n"
+
+
+def unpacked(content: bytes) -> tuple[Any, bytes]:
+    """The header of a safetensors file and what follows it."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), content[end:]
+
+
+def packed(header: Any, body: bytes = b"") -> bytes:
+    """A safetensors file of this header, whatever it is; bytes are taken as they are."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body

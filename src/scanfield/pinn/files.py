@@ -73,6 +73,7 @@ _DATA = ("value", "normal", "impedance")
 _NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
 _TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
 _LARGEST_FILE = 65_536  # bytes
+_MOST_DOTS = 200  # of a line
 _MOST_PARAMETERS = 20_000_000  # of a network, drawn when the file is read
 _MOST_POINTS = 10_000_000
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
@@ -137,7 +138,9 @@ def load_problem(name: str | os.PathLike[str], **parameters: float) -> ProblemFi
             return _made(called, tables, parameters)
     except ScanfieldError as error:
         raise type(error)(_plain(f"{called}: {error}")) from None
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+    except RecursionError:
+        raise ArgumentError(f"{called}: it is nested too deeply") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ArgumentError(_plain(f"{called}: {error}")) from None
 
 
@@ -170,6 +173,9 @@ def _text(name: str | os.PathLike[str]) -> tuple[str, str]:
             text = file.read(_LARGEST_FILE + 1)
         if len(text) > _LARGEST_FILE:
             raise ArgumentError(f"{path}: longer than {_LARGEST_FILE} characters, so no problem file")
+        # tomllib takes time and memory as the square of a key's parts: 4 GB for a key of 64 KB.
+        if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:
+            raise ArgumentError(f"{path}: a line with more than {_MOST_DOTS} dots, so no problem file")
         return text, path.stem
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: cannot be read ({error})") from None

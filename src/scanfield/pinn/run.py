@@ -241,7 +241,9 @@ class Run:
             }
             state = self.stages[stage].unpack(held, facts["state"], self.network, size)
             past = stored.history(facts["history"])
-            whole = stored.counts(facts, ("done", "total", "cycle", "stale"))
+            done, total, cycle, stale = (
+                stored.whole(name, facts[name]) for name in ("done", "total", "cycle", "stale")
+            )
             score, lowest = (stored.real(name, facts[name]) for name in ("score", "lowest"))
             seconds = stored.real("seconds", facts["seconds"], finite=True)
             multipliers = stored.numbers("multipliers", facts["multipliers"], finite=True)
@@ -256,8 +258,9 @@ class Run:
         if not np.all(np.isfinite(interior)):
             raise StateError(f"{path}: interior holds NaN or infinity")
         vectors = place(x, self.network), place(best, self.network)
-        self.now = Moment(*vectors, score, stage, lowest=lowest, state=state, seconds=seconds, **whole)
-        self.now.multipliers, self.now.history = multipliers, past
+        self.now = Moment(
+            *vectors, score, stage, done, total, cycle, stale, lowest, state, multipliers, past, seconds
+        )
         if self.now.cycle or self.weights != "fixed":
             self._sample(self.now.cycle, interior)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scanfield.errors import StateError
 from scanfield.pinn.fit import Record
 
-__all__ = ["counts", "history", "numbers", "real", "texts", "whole"]
+__all__ = ["history", "numbers", "real", "texts", "whole"]
 
 _LARGEST = 2**53
 
@@ -32,11 +31,6 @@ def real(name: str, value: Any, *, finite: bool = False) -> float:
     if finite and not math.isfinite(value):
         raise StateError(f"{name} = {value!r}: a finite number is expected")
     return float(value)
-
-
-def counts(facts: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
-    """Those of the facts, by name."""
-    return {name: whole(name, facts[name]) for name in names}
 
 
 def numbers(name: str, given: Any, *, finite: bool = False) -> dict[str, float]:
