@@ -192,7 +192,7 @@ HUGE_PROBLEMS = {
     "many dotted": (HEAD + "[parameters]\n" + "".join("a." * 190 + f"a{i} = 1\n" for i in range(160)), "nested|a number or a formula"),
     "many parameters": (HEAD + "[parameters]\n" + "".join(f"a{i} = '1'\n" for i in range(4000)), None),
     "holes": (HEAD + "".join(f"[domain{'.hole' * n}]\nkind = 'interval'\n" for n in range(1, 90)), "lower"),
-    "deep hole": (HEAD + f"[domain{'.hole' * 3000}]\nkind = 'interval'\n", "depth|kind|not TOML"),
+    "deep hole": (HEAD + f"[domain{'.hole' * 3000}]\nkind = 'interval'\n", "more than 200 dots"),
     "thin": (
         SQUARE + 'kind = "disk"\ncenter = [0, 0]\nradius = 1.0\n[domain.hole]\nkind = "disk"\ncenter = [0, 0]\nradius = 0.9999999\n',
         "too little to draw",
