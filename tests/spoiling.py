@@ -8,13 +8,16 @@ import random
 import re
 from typing import Any
 
-DRAWS = int(os.environ.get("SCANFIELD_FUZZ_DRAWS", "40"))
+DRAWS = int(os.environ.get("SCANFIELD_FUZZ_DRAWS", "20"))
 SEED = int(os.environ.get("SCANFIELD_FUZZ_SEED", "0"))
 
 ODD = [
-    None, True, False, -1, 0, 1, 2, 0.5, 2**31, 2**60, 2**63, 2**64, 10**30, -(2**60), 1e308, -1e308, 5e-324, float("nan"),
-    float("inf"), "", "a", "x" * 3000, "\x00", "\x1b[2J", "\ud800", "../../etc/passwd", "/etc/passwd", "__class__", "1e999", [],
-    [0], [-1], [1, 2, 3], [2**60, 2**60], [0, 2**63], [1] * 70, [[[[[0]]]]], {}, {"a": 1}, {"__metadata__": {"a": "b"}},
+    None, True, False, -1, 0, 1, 2, 0.5, 2**31, 2**60, 2**63, 2**64, 10**30, -(2**60), 1e308, -1e308, 5e-324,
+    float("nan"),
+    float("inf"), "", "a", "x" * 3000, "\x00", "\x1b[2J", "\ud800", "../../etc/passwd", "/etc/passwd",
+    "__class__", "1e999", [],
+    [0], [-1], [1, 2, 3], [2**60, 2**60], [0, 2**63], [1] * 70, [[[[[0]]]]], {}, {"a": 1},
+    {"__metadata__": {"a": "b"}},
 ]  # fmt: skip
 
 
@@ -72,21 +75,32 @@ def odd_tree(rng: random.Random, tree: Any) -> Any:
 
 
 ODD_VALUES = [
-    "0", "-1", "1", "2", "0.5", "1e308", "-1e308", "1e-308", "5e-324", "1e17", "inf", "nan", "-inf", "9223372036854775807", "3000000000",
-    "1" + "0" * 400, "0x" + "f" * 400, "1" * 5000, "0x" + "f" * 5000, "true", "1979-05-27", "07:32:00", "[]", "{}", "[0]",
-    "[1, 2, 3]", "[-1e300, 1e300]", "[1e17, 0]", "[0.1, 0.1]", "[[1]]", "[[], {}]", '"\\u001b[2J"', '""', '"x"', '"k"',
-    '"solution.value"', '"solution.wavenumber"', '"solution.__class__"', '"9**9**9**9**9"', '"1e308*1e308"', '"1/0"', '"1j"',
+    "0", "-1", "1", "2", "0.5", "1e308", "-1e308", "1e-308", "5e-324", "1e17", "inf", "nan", "-inf",
+    "9223372036854775807", "3000000000",
+    "1" + "0" * 400, "0x" + "f" * 400, "1" * 5000, "0x" + "f" * 5000, "true", "1979-05-27", "07:32:00", "[]",
+    "{}", "[0]",
+    "[1, 2, 3]", "[-1e300, 1e300]", "[1e17, 0]", "[0.1, 0.1]", "[[1]]", "[[], {}]", '"\\u001b[2J"', '""', '"x"',
+    '"k"',
+    '"solution.value"', '"solution.wavenumber"', '"solution.__class__"', '"9**9**9**9**9"', '"1e308*1e308"',
+    '"1/0"', '"1j"',
     '"x if x else y"', '"' + "(" * 150 + "x" + ")" * 150 + '"', '"' + "-" * 1900 + 'x"', '"' + "x" * 3000 + '"',
-    '"__import__(\'os\').system(\'x\')"', '"sin(x, x)"', '"where(x)"', '"x.real"', '"lambda: 0"', '"[x for x in y]"',
-    '"1or 2"', '"jv(1e300, 1e300)"', '"../../../etc/passwd"', '"/dev/zero"', '{ kind = "disk", center = [0, 0], radius = 1e-9 }',
+    '"__import__(\'os\').system(\'x\')"', '"sin(x, x)"', '"where(x)"', '"x.real"', '"lambda: 0"',
+    '"[x for x in y]"',
+    '"1or 2"', '"jv(1e300, 1e300)"', '"../../../etc/passwd"', '"/dev/zero"',
+    '{ kind = "disk", center = [0, 0], radius = 1e-9 }',
     '{ kind = "interval", lower = 0.1, upper = 0.2 }', '["left", "left"]', '["left", 3]', '"hole circle"',
 ]  # fmt: skip
 ODD_LINES = [
-    "[[boundary]]", "[domain.hole]", "[training]", "[parameters]", "[network]", "[", "a.b.c = 1", 'kind = "pml"', "hard = true",
-    'kind = "periodic"', "axis = 0", "phase = 1.0", 'kind = "interface"', 'kind = "robin"', 'coefficient = "1j"', "weight = 1e300",
-    'region = { kind = "disk", center = [0, 0], radius = 0.3 }', "width = 0.2", "reflection = 1e-300", "name = [1]", "order = 1e300",
-    "orders = 1000000000000", "total = 3", "hidden = [1000000000]", "features = 1000000000000", 'checkpoint = "/tmp/x"',
-    'resume = "../x"', "chunk = 1000000000000", "points = 1000000000000", 'value = "solution.normal"', 'exact = "x"', 'source = "y"',
+    "[[boundary]]", "[domain.hole]", "[training]", "[parameters]", "[network]", "[", "a.b.c = 1", 'kind = "pml"',
+    "hard = true",
+    'kind = "periodic"', "axis = 0", "phase = 1.0", 'kind = "interface"', 'kind = "robin"', 'coefficient = "1j"',
+    "weight = 1e300",
+    'region = { kind = "disk", center = [0, 0], radius = 0.3 }', "width = 0.2", "reflection = 1e-300",
+    "name = [1]", "order = 1e300",
+    "orders = 1000000000000", "total = 3", "hidden = [1000000000]", "features = 1000000000000",
+    'checkpoint = "/tmp/x"',
+    'resume = "../x"', "chunk = 1000000000000", "points = 1000000000000", 'value = "solution.normal"',
+    'exact = "x"', 'source = "y"',
     'function = "tan"', "a = [1e300, 1]", 'optimizer = ["lm", "adam"]', "iterations = -1",
 ]  # fmt: skip
 

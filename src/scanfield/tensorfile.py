@@ -121,7 +121,8 @@ def _texts(given: Any) -> dict[str, str]:
 
 
 def _entry(path: Any, name: str, entry: Any) -> _Entry:
-    name.encode()  # half of a pair of surrogates is a ValueError here, and would be one wherever the name is shown
+    if not name.isprintable():  # half a surrogate, or what a terminal would obey where the name is shown
+        raise ValueError(f"{name!r:.80} is no name")
     kinds = {code: (dtype, kind) for dtype, (code, kind) in _KINDS.items()}
     if entry["dtype"] not in kinds:
         raise StateError(

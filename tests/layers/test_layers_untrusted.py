@@ -1,4 +1,4 @@
-"""Layers' checkpoints and state dicts from anywhere: taken whole, or refused in the library's own errors with nothing changed."""
+"""Layers' checkpoints and state dicts from anywhere: taken whole, or refused with nothing changed."""
 
 from __future__ import annotations
 
@@ -57,17 +57,21 @@ def test_spoilt_files(rng: Random) -> None:
         try:
             load(layer, path, "transformers")
         except scanfield.ScanfieldError as error:
-            assert len(str(error)) < 4000 and bits(layer) == before
+            message = str(error)
         else:
-            assert set(bits(layer)) == set(before)
+            message = ""
+        assert len(message) < 4000 and message.isprintable(), message
+        assert set(bits(layer)) == set(before) if not message else bits(layer) == before
         assert os.listdir(folder) == ["model"] and path.read_bytes() == content
     load_state_dict(layer, {name: np.frombuffer(raw, layer.named_parameters()[name].dtype).reshape(
         layer.named_parameters()[name].shape) for name, raw in before.items()})  # fmt: skip
 
 
 VALUES = [
-    *ODD, b"bytes", object(), np.ones(3), np.ones((0, 3)), np.array(1.0), np.array("a"), np.array([None]), np.ones(3, "datetime64[s]"),
-    np.ma.masked_invalid(np.ones(3)), np.ones(3, np.int8), np.ones(3, np.longdouble), np.broadcast_to(1.0, (2**40,)), np.ones((5, 3), ">f4"),
+    *ODD, b"bytes", object(), np.ones(3), np.ones((0, 3)), np.array(1.0), np.array("a"), np.array([None]),
+    np.ones(3, "datetime64[s]"),
+    np.ma.masked_invalid(np.ones(3)), np.ones(3, np.int8), np.ones(3, np.longdouble), np.broadcast_to(1.0,
+    (2**40,)), np.ones((5, 3), ">f4"),
     np.broadcast_to(np.float32(1.0), (5, 2**45)), np.ones(3, [("a", float)]), type, [np.ones(3)],
 ]  # fmt: skip
 
@@ -94,9 +98,11 @@ def test_spoilt_state_dicts(rng: Random) -> None:
     try:
         load_state_dict(model(), given_, names)
     except scanfield.ScanfieldError as error:
-        assert len(str(error)) < 4000 and bits(model()) == kept
+        message = str(error)
     else:
-        model().set_parameters(before)
+        message = ""
+    assert len(message) < 4000 and (not message or bits(model()) == kept)
+    model().set_parameters(before)
 
 
 HEADERS = {
@@ -108,7 +114,7 @@ HEADERS = {
     "sizes that are floats": {"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}},
     "sizes that are truths": {"a": {"dtype": "F32", "shape": [2, True], "data_offsets": [0, 8]}},
     "many axes": {"a": {"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}},
-    "a long product": {"a": {"dtype": "F32", "shape": [10**4000] * 2000, "data_offsets": [0, 8]}},
+    "a long product": {"a": {"dtype": "F32", "shape": [10**4000] * 50, "data_offsets": [0, 8]}},
     "before the start": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
     "beyond the end": {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}},
     "backwards": {"a": {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}},
@@ -124,7 +130,8 @@ HEADERS = {
     "a list of texts": {"__metadata__": [["a", "b"]]},
     "a list": [],
     "a number": 3,
-    "a name twice": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+    "a name twice": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    + b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
     "an entry's name twice": b'{"a":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}',
     "UTF-16": json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode("utf-16"),
     "not a number": b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}',
@@ -180,6 +187,7 @@ def test_a_large_foreign_file_is_not_read(tmp_path: Path) -> None:
 def test_spoilt_state_dicts_of_modules() -> None:
     """torch's own errors for what torch checks, ours for a second head; nothing is changed by a refused one."""
     import torch
+
     from scanfield_torch import nn
 
     module = nn.LanguageModel(5, 3, [nn.MambaBlock(3, 2)], names="transformers", seed=0)

@@ -9,6 +9,7 @@ from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
 
 LINE = pinn.Interval(0, 1)
+HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ LINE = pinn.Interval(0, 1)
         (lambda: pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5]], [1], None)), ArgumentError, "weight of 'data'"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale="a"), ArgumentError, "field_scale = 'a'"),
         (lambda: pinn.Helmholtz(LINE, 1.0, complex_field="no"), ArgumentError, "complex_field = 'no'"),
-        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c"))]), ArgumentError, "c is Unknown beside a hard"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=HARD), ArgumentError, "c is Unknown beside a hard"),
         (lambda: pinn.Helmholtz(LINE, 1.0, 1e200), ArgumentError, "the equation has the size 1e.200"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale=1e-200), ArgumentError, "the field has the size 1e-200"),
         (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),

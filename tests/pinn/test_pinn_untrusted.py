@@ -68,11 +68,12 @@ def tried(load: Callable[[Path], Any], content: bytes, name: str = "file.toml") 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_bytes(content)
+        found, message = None, ""
         try:
             found = load(path)
         except ScanfieldError as error:
-            assert len(str(error)) < 1500 and str(error).isprintable() or "\n" in str(error)
-            found = None
+            message = str(error)
+        assert len(message) < 1500 and message.replace("\n", " ").isprintable(), message
         assert path.read_bytes() == content and os.listdir(folder) == [name]
         return found
 
@@ -177,8 +178,11 @@ def test_a_formula_writes_into_no_points() -> None:
         Formula("sin(x, y)")
 
 
-HEAD = '[problem]\nwavenumber = 3.0\n[domain]\nkind = "interval"\nlower = 0\nupper = 1\n[network]\nfeatures = 4\nscale = 1.0\n'
+HEAD = '[problem]\nwavenumber = 3.0\n[domain]\nkind = "interval"\nlower = 0\nupper = 1\n'
+HEAD += "[network]\nfeatures = 4\nscale = 1.0\n"
 SQUARE = "[problem]\nwavenumber = 3.0\n[network]\nfeatures = 4\nscale = 1.0\n[domain]\n"
+DISK = 'kind = "disk"\ncenter = [0, 0]\n'
+BOUNDARY = '[[boundary]]\nkind = "dirichlet"\n'
 HUGE_PROBLEMS = {
     "features": (HEAD.replace("features = 4", "features = 1000000000"), "parameters, allowed are"),
     "hidden": (HEAD + "hidden = [5000000, 5000000]\n", "parameters, allowed are"),
@@ -189,12 +193,13 @@ HUGE_PROBLEMS = {
     "long": (HEAD + "#" * 70_000, "longer than 65536"),
     "nested": (HEAD + "[parameters]\na = " + "[" * 20_000, "not TOML"),
     "dotted": (HEAD + "[parameters]\n" + "a." * 30_000 + "a = 1", "more than 200 dots"),
-    "many dotted": (HEAD + "[parameters]\n" + "".join("a." * 190 + f"a{i} = 1\n" for i in range(160)), "nested|a number or a formula"),
-    "many parameters": (HEAD + "[parameters]\n" + "".join(f"a{i} = '1'\n" for i in range(4000)), None),
+    "many dotted": (HEAD + "[parameters]\n" + "".join("a." * 190 + f"a{i} = 1\n" for i in range(160)),
+    "nested|a number or a formula"),
+    "many parameters": (HEAD + "[parameters]\n" + "".join(f"a{i} = '1'\n" for i in range(1500)), None),
     "holes": (HEAD + "".join(f"[domain{'.hole' * n}]\nkind = 'interval'\n" for n in range(1, 90)), "lower"),
     "deep hole": (HEAD + f"[domain{'.hole' * 3000}]\nkind = 'interval'\n", "more than 200 dots"),
     "thin": (
-        SQUARE + 'kind = "disk"\ncenter = [0, 0]\nradius = 1.0\n[domain.hole]\nkind = "disk"\ncenter = [0, 0]\nradius = 0.9999999\n',
+        SQUARE + DISK + "radius = 1.0\n[domain.hole]\n" + DISK + "radius = 0.9999999\n",
         "too little to draw",
     ),
     "far": (SQUARE + 'kind = "disk"\ncenter = [1e17, 0]\nradius = 1.0\n', "too little to draw"),
@@ -204,8 +209,9 @@ HUGE_PROBLEMS = {
         "orders = 1000000000000",
     ),
     "series": (HEAD + '[solution]\nkind = "hard_disk"\nwavenumber = 1e9\nradius = 1.0\n', "more than 2000 orders"),
-    "a point source nowhere": (HEAD + '[solution]\nkind = "green"\nwavenumber = 1.0\nsource = 3.0\n', "source = 3.0"),
-    "overflow": (HEAD + '[solution]\nkind = "manufactured"\nwavenumber = 1e300\na = [1.0]\n[[boundary]]\nkind = "dirichlet"\n', None),
+    "a point source nowhere": (HEAD + '[solution]\nkind = "green"\nwavenumber = 1.0\nsource = 3.0\n',
+    "source = 3.0"),
+    "overflow": (HEAD + '[solution]\nkind = "manufactured"\nwavenumber = 1e300\na = [1.0]\n' + BOUNDARY, None),
     "a checkpoint elsewhere": (HEAD + '[training]\ncheckpoint = "/tmp/elsewhere"\n', "checkpoint: allowed are"),
     "another to go on from": (HEAD + '[training]\nresume = "../../elsewhere"\n', "resume: allowed are"),
     "a name for a name": (HEAD + "[[boundary]]\nkind = 'dirichlet'\nname = [1]\n", "name = .1."),
@@ -248,7 +254,7 @@ def test_only_files_named_toml_are_read(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="no such file"):
             files.load_problem(tmp_path / name)
     for name in ("../problems/square-1-4", "/etc/passwd", "..", "", "square-1-4\x00"):
-        with pytest.raises(ArgumentError, match="no such file|shipped are"):
+        with pytest.raises(ArgumentError, match=r"no such file|shipped are"):
             files.load_problem(name)
         with pytest.raises(ArgumentError, match="shipped are"):
             files.source(name)
@@ -260,17 +266,20 @@ def test_facts_of_a_training(tmp_path: Path) -> None:
     record = json.loads(header["__metadata__"]["scanfield"])
     good = record["facts"]
     bad = {
-        "stage": (-1, 1, True, "0", None, 2**70), "done": (-1, 1.5, "a"), "cycle": (-1, None), "seconds": ("a", float("nan")),
-        "multipliers": ([], {"equation": "a"}, {"equation": -1.0}, {"equation": float("nan")}), "total": (None, 10**400),
+        "stage": (-1, 1, True, "0", None, 2**70), "done": (-1, 1.5, "a"), "cycle": (-1, None), "seconds": ("a",
+        float("nan")),
+        "multipliers": ([], {"equation": "a"}, {"equation": -1.0}, {"equation": float("nan")}), "total": (None,
+        10**400),
         "history": (3, [3], [{}], [{**good["history"][0], "iteration": "a"}], [{**good["history"][0], "terms": 3}]),
-        "state": (None, {}, {**good["state"], "damping": "a"}, {**good["state"], "damping": -1.0}, {**good["state"], "step": None}),
+        "state": (None, {}, {**good["state"], "damping": "a"}, {**good["state"], "damping": -1.0},
+        {**good["state"], "step": None}),
     }  # fmt: skip
     for name, values in bad.items():
         for value in values:
             record["facts"] = {**good, name: value}
             header["__metadata__"]["scanfield"] = json.dumps(record)
             (tmp_path / "bad").write_bytes(packed(header, body))
-            with pytest.raises(StateError, match="training|checkpoint|expected|broken"):
+            with pytest.raises(StateError, match=r"training|checkpoint|expected|broken"):
                 trained("lm", resume=tmp_path / "bad")
 
 
@@ -298,8 +307,10 @@ def test_descriptions_of_an_embedding(tmp_path: Path) -> None:
     tensors["embedding.frequencies"] = own.embedding.frequencies
     good = checkpoint.architecture(own)
     for change in (
-        {"axes": [5]}, {"axes": [-1]}, {"axes": [0, 0]}, {"axes": [0.5]}, {"axes": [float("inf")]}, {"axes": 3}, {"scale": [float("nan")]},
-        {"mean": [float("inf")]}, {"mean": [10**400]}, {"scale": [[1.0], [2.0, 3.0]]}, {"trainable": "no"}, {"activation": ["tanh"]},
+        {"axes": [5]}, {"axes": [-1]}, {"axes": [0, 0]}, {"axes": [0.5]}, {"axes": [float("inf")]}, {"axes": 3},
+        {"scale": [float("nan")]},
+        {"mean": [float("inf")]}, {"mean": [10**400]}, {"scale": [[1.0], [2.0, 3.0]]}, {"trainable": "no"},
+        {"activation": ["tanh"]},
         {"activation": {}}, {"dtype": []},
     ):  # fmt: skip
         checkpoint.write(tmp_path / "net", "network", tensors, {"architecture": good | change})

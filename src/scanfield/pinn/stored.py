@@ -37,10 +37,10 @@ def numbers(name: str, given: Any, *, finite: bool = False) -> dict[str, float]:
     """Numbers by name, `finite` ones of at least 0 where that is asked for; StateError for anything else."""
     if not isinstance(given, dict):
         raise StateError(f"{name} = {given!r:.40}: numbers by name are expected")
-    found = {key: real(f"{name} of {key:.40}", value, finite=finite) for key, value in given.items()}
+    found = {key: real(f"{name} of {key!r:.40}", value, finite=finite) for key, value in given.items()}
     for key, value in found.items():
         if finite and value < 0.0:
-            raise StateError(f"{name} of {key:.40} = {value}: a number of at least 0 is expected")
+            raise StateError(f"{name} of {key!r:.40} = {value}: a number of at least 0 is expected")
     return found
 
 
