@@ -125,9 +125,9 @@ def _entry(path: Any, name: str, entry: Any) -> _Entry:
         raise ValueError(f"{name!r:.80} is no name")
     kinds = {code: (dtype, kind) for dtype, (code, kind) in _KINDS.items()}
     if entry["dtype"] not in kinds:
-        raise StateError(
-            f"{path}: {name:.80} has dtype {entry['dtype']!s:.80}; allowed are {', '.join(kinds)}"
-        )
+        came = str(entry["dtype"])
+        came = came if came.isprintable() else repr(came)
+        raise StateError(f"{path}: {name:.80} has dtype {came:.80}; allowed are {', '.join(kinds)}")
     dtype, kind = kinds[entry["dtype"]]
     shape, (start, stop) = entry["shape"], entry["data_offsets"]
     # Checked before they are multiplied.

@@ -78,6 +78,17 @@ def test_broken(tmp_path, capsys, old, new, words):
     assert "stopped after" not in out and not (tmp_path / "field.npz").exists()
 
 
+def test_a_lack_of_memory_is_one_line(tmp_path, capsys, monkeypatch):
+    """What a file asks for is bounded; a machine may have less."""
+
+    def full(*arguments, **options):
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr(cli.helmholtz, "_network", full)
+    status, _, err = _run(tmp_path, capsys, GOOD)
+    assert status == 2 and "not enough memory (Unable to allocate)" in err and len(err.splitlines()) == 1
+
+
 def test_whole_and_with_stages(tmp_path, capsys):
     """A TOML file has no tuples: its stages are lists."""
     for text in (GOOD, GOOD.replace('"lm"\niterations = 2', '[["adam", 3], ["lm", 2]]')):

@@ -73,6 +73,7 @@ _DATA = ("value", "normal", "impedance")
 _NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
 _TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
 _LARGEST_FILE = 65_536  # bytes
+_LONGEST_WORDS = 1000
 _MOST_DOTS = 200  # of a line
 _MOST_PARAMETERS = 20_000_000  # of a network, drawn when the file is read
 _MOST_POINTS = 10_000_000
@@ -145,7 +146,9 @@ def load_problem(name: str | os.PathLike[str], **parameters: float) -> ProblemFi
 
 
 def _plain(words: str) -> str:
-    """Without what a terminal would obey: a file's texts are shown in errors and headings."""
+    """Without what a terminal would obey, and not without end: a file's texts are shown in errors and headings."""
+    if len(words) > _LONGEST_WORDS:
+        words = f"{words[: _LONGEST_WORDS // 2]} ... {words[-_LONGEST_WORDS // 4 :]}"
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in words)
 
 
