@@ -393,6 +393,8 @@ def environment(session: nox.Session) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",
         "MPLBACKEND": "agg",
         "HF_HUB_OFFLINE": "1",
+        # Of this torch alone: headers that another version has compiled do not fit.
+        "TORCHINDUCTOR_CACHE_DIR": str(session.cache_dir.resolve() / "inductor"),
         "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
