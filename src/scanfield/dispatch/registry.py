@@ -68,6 +68,9 @@ _TABLE: dict[tuple[str, str, str], Row] = {}
 _MANIFESTS: list[Manifest] = []
 _BROKEN: list[Broken] = []
 _LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A child that is born while another thread looks for plugins would wait for it for ever.
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _LOCAL = threading.local()
 _discovered = False
 _logged: set[tuple[str, ...]] = set()
