@@ -64,7 +64,7 @@ class Cosine:
 
     def __call__(self, step: Any) -> Any:
         """The rate of the next update, after `step` of them; an array for an array (a step that is traced)."""
-        if not isinstance(step, (int, float, numpy.generic)):
+        if hasattr(step, "shape") and not isinstance(step, numpy.generic):
             return self._of_array(step)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
