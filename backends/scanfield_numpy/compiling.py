@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from numba import njit, types
 
+from scanfield.threads import SLOW_LOCK
 from scanfield_numpy import parts
 from scanfield_numpy.stored import FOLDER, KernelCache
 
@@ -26,11 +25,6 @@ _OPTIONS = {
     "no_rewrites": True,
     "no_cfunc_wrapper": True,
 }
-
-_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    # A child that is born while another thread compiles would wait for it for ever.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 # What only kernels call needs no way in from Python, which costs as much to compile as a small function.
 part = njit(no_cpython_wrapper=True, **parts.pipeline(), **_OPTIONS)
@@ -54,7 +48,7 @@ class Kernel:
         """The compiled function for ``"float32"`` or ``"float64"``, and for a size if it has one."""
         found = self._compiled.get((dtype, size))
         if found is None:
-            with _lock:
+            with SLOW_LOCK:
                 found = self._compiled.get((dtype, size))
                 if found is None:
                     found = self._compiled[dtype, size] = self._compile(dtype, size)

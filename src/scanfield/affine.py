@@ -106,7 +106,7 @@ def advance(block: Affine, state: Array) -> Array:
 def _multiply(block: Affine, x: Array, x_diagonal: bool) -> Array:
     """block.transition times a state or another transition."""
     library = check_same_library([("transition", block.transition), ("state", x)])
-    with current_device_of(x), quiet(library.name):
+    with current_device_of(x), quiet(library.name, x):
         if block.diagonal:
             return block.transition * x
         if x_diagonal:

@@ -8,6 +8,7 @@ imported here: an array of a framework can only come from a program that importe
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import array_api_compat
 import numpy
 
-from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError
+from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, StateError
 from scanfield.tracing import constant_for_compilers
 
 Array: TypeAlias = Any
@@ -34,6 +35,17 @@ class Library(NamedTuple):
 
 
 _LIBRARIES: dict[type, Library] = {}
+_forked = False
+"""Whether this process was forked from one that had passed JAX arrays."""
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = any(library.name == "jax" for library in _LIBRARIES.values())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 REAL = ("float16", "bfloat16", "float32", "float64", "float128")
 COMPLEX = ("complex64", "complex128", "complex256")
@@ -130,6 +142,11 @@ def dtype_name(dtype: Any) -> str:
 def dtype_of(xp: Namespace, name: str) -> Any:
     """The dtype called ``name`` in a namespace."""
     found = getattr(xp, name, None)
+    if found is None and name == "bfloat16":
+        try:
+            importlib.import_module("ml_dtypes")  # which makes NumPy know the name
+        except ImportError:
+            raise DtypeError("bfloat16: NumPy has it from ml_dtypes; pip install ml_dtypes") from None
     return found if found is not None else numpy.dtype(name)
 
 
@@ -247,6 +264,13 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
     if library.name not in _SIZED:
         _check_sizes_known(arrays)
     if library.name not in ("numpy", "dask"):
+        if library.name == "torch":
+            _check_dense(arrays, library.namespace.strided)
+        elif _forked and library.name == "jax":
+            raise StateError(
+                f"{first_name}: this process was forked from one that had used JAX, whose threads a child lacks, so that "
+                "JAX waits for ever; start the process by multiprocessing's 'spawn' or 'forkserver', or use NumPy in it"
+            )
         device = device_of(first)
         for name, array in arrays:
             other = device_of(array)
@@ -260,6 +284,19 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
 
 # Libraries whose arrays know their sizes, always.
 _SIZED = frozenset({"numpy", "torch", "jax", "cupy"})
+
+
+def _check_dense(arrays: Sequence[tuple[str, Array]], strided: Any) -> None:
+    """BackendError for a torch tensor whose numbers do not lie in memory by strides."""
+    for name, array in arrays:
+        nested = array.is_nested
+        if nested or array.layout != strided:
+            kind = "a nested tensor" if nested else f"a tensor of layout {array.layout}"
+            mend = f"torch.nested.to_padded_tensor({name}, 0.0)" if nested else f"{name}.to_dense()"
+            more = ", or pack the sequences (cu_seqlens)" if nested else ""
+            raise BackendError(
+                f"{name}: {kind} is not taken; allowed are dense (strided) ones; {name} = {mend}{more}"
+            )
 
 
 def _check_sizes_known(arrays: Sequence[tuple[str, Array]]) -> None:

@@ -10,7 +10,7 @@ from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.gradients import vjp
-from scanfield.scans.surface import bind, record_of
+from scanfield.scans.surface import bind, check_boundaries, record_of
 
 
 def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
@@ -46,6 +46,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     bound = bind(op, arrays, options)
     with current_device_of(bound.arrays[bound.record.main]):
         prepared = bound.record.prepare(bound.arrays, bound.options)
+        if bound.states_at is not None:
+            check_boundaries(prepared, bound.options, bound.states_at)
         return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
+import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy
 
@@ -24,7 +27,10 @@ _KINDS = {
     "float32": ("F32", "<f4"),
     "float64": ("F64", "<f8"),
 }
-_LARGEST_HEADER = 100_000_000  # bytes, the limit of the reference implementation
+# In bytes: some 80,000 arrays. The reference implementation reads ten times as much, and lists of lists grow twentyfold.
+_LARGEST_HEADER = 10_000_000
+_MOST_DIGITS = 20
+_MOST_AXES, _LARGEST_SIZE = 32, 2**56
 
 
 def write(
@@ -44,9 +50,10 @@ def write(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the bytes of the arrays start at a multiple of 8
     target = Path(path)
-    scratch = target.with_name(f"{target.name}.{os.getpid()}.part")
+    # A name that nobody can foresee, and a file that did not exist: a link that lies there is not written through.
+    scratch = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with open(scratch, "wb") as file:
+        with open(scratch, "xb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.writelines(pieces)
         scratch.replace(target)
@@ -55,30 +62,107 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str, Any]], dict[str, str]]:
-    """Name -> (dtype, NumPy array of its bits), and the texts; StateError for what is no such file, or has integers in it."""
-    content = Path(path).read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > min(_LARGEST_HEADER, len(content) - 8):
-        raise StateError(f"{path}: no safetensors file, or cut off")
-    try:
-        header = json.loads(content[8 : 8 + size])
-        metadata = dict(header.pop("__metadata__", None) or {})
-        data = memoryview(content)[8 + size :]
-        return {name: _entry(path, name, entry, data) for name, entry in header.items()}, metadata
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StateError(f"{path}: the header of the safetensors file is broken: {error}") from None
+    """Name -> (dtype, NumPy array of its bits), and the texts; StateError for what is no such file, or has integers in it.
+
+    The file is not trusted: nothing is read or allocated that its size does not cover, each byte belongs to one array, and no
+    name stands twice.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device would never end
+        raise StateError(f"{path}: not a file")
+    with open(path, "rb") as file:
+        whole = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        size = int.from_bytes(start, "little")
+        if len(start) < 8 or size > min(_LARGEST_HEADER, whole - 8):
+            raise StateError(f"{path}: no safetensors file, or cut off")
+        try:
+            # As text: from bytes json would also take UTF-16 and UTF-32.
+            header = json.loads(
+                file.read(size).decode("utf-8"), object_pairs_hook=_distinct, parse_int=_whole
+            )
+            metadata = _texts(header.pop("__metadata__", None) or {})
+            entries = {name: _entry(path, name, entry) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StateError(
+                f"{path}: the header of the safetensors file is broken: {error!s:.200}"
+            ) from None
+        _check_places(path, entries, whole - 8 - size)
+        return {name: _filled(path, file, 8 + size, entry) for name, entry in entries.items()}, metadata
 
 
-def _entry(path: Any, name: str, entry: Any, data: memoryview) -> tuple[str, Any]:
+class _Entry(NamedTuple):
+    """Where an array lies, in bytes after the header."""
+
+    name: str
+    dtype: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:  # reading many long ones takes for ever
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _texts(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise ValueError("__metadata__ has to hold texts by name")
+    return given
+
+
+def _entry(path: Any, name: str, entry: Any) -> _Entry:
+    if not name.isprintable():  # half a surrogate, or what a terminal would obey where the name is shown
+        raise ValueError(f"{name!r:.80} is no name")
     kinds = {code: (dtype, kind) for dtype, (code, kind) in _KINDS.items()}
     if entry["dtype"] not in kinds:
-        raise StateError(f"{path}: {name} has dtype {entry['dtype']}; allowed are {', '.join(kinds)}")
+        came = str(entry["dtype"])
+        came = came if came.isprintable() else repr(came)
+        raise StateError(f"{path}: {name:.80} has dtype {came:.80}; allowed are {', '.join(kinds)}")
     dtype, kind = kinds[entry["dtype"]]
-    start, stop = entry["data_offsets"]
-    wanted = math.prod(entry["shape"]) * numpy.dtype(kind).itemsize
-    if not 0 <= start <= stop <= len(data) or stop - start != wanted:
-        raise StateError(
-            f"{path}: {name} needs {wanted} bytes, the file has {start} to {stop} of {len(data)}"
-        )
-    bits = numpy.frombuffer(data[start:stop], dtype=kind).reshape(entry["shape"])
-    return dtype, bits.astype(bits.dtype.newbyteorder("="))
+    shape, (start, stop) = entry["shape"], entry["data_offsets"]
+    # Checked before they are multiplied.
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_is_size, shape)):
+        raise ValueError(f"{name:.80} has shape {reprlib.repr(shape)}")
+    if not _is_size(start) or not _is_size(stop):
+        raise ValueError(f"{name:.80} has data_offsets {reprlib.repr([start, stop])}")
+    wanted = math.prod(shape) * numpy.dtype(kind).itemsize
+    # An empty array may have a long axis still, and NumPy none beyond its index.
+    if stop - start != wanted or math.prod(n or 1 for n in shape) > _LARGEST_SIZE:
+        raise StateError(f"{path}: {name:.80} needs {wanted} bytes, the file has {start} to {stop}")
+    return _Entry(name, dtype, kind, tuple(shape), start, stop)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST_SIZE
+
+
+def _check_places(path: Any, entries: Mapping[str, _Entry], size: int) -> None:
+    """StateError unless the arrays lie one after the other and fill the file: shared bytes would multiply its size."""
+    place = 0
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != place or entry.stop > size:
+            raise StateError(
+                f"{path}: {entry.name:.80} needs the bytes {entry.start} to {entry.stop} of {size}, expected is a start "
+                f"at {place}: the file is cut off, or its arrays overlap or leave holes"
+            )
+        place = entry.stop
+    if place != size:
+        raise StateError(f"{path}: {size} bytes of numbers, its header needs {place}")
+
+
+def _filled(path: Any, file: BinaryIO, begin: int, entry: _Entry) -> tuple[str, Any]:
+    bits = numpy.empty(entry.shape, entry.kind)
+    file.seek(begin + entry.start)
+    if file.readinto(bits.reshape(-1).view(numpy.uint8).data) != entry.stop - entry.start:  # type: ignore[attr-defined]
+        raise StateError(f"{path}: cut off while it was read")
+    return entry.dtype, bits.astype(bits.dtype.newbyteorder("="), copy=False)

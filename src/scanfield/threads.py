@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import SupportsIndex
 
 import numpy
@@ -10,6 +11,15 @@ import numpy
 from scanfield.errors import ArgumentError
 
 _asked: int | None = None
+
+SLOW_LOCK = threading.RLock()
+"""Held while plugins are found and kernels compiled; a fork waits until it is free."""
+if hasattr(os, "register_at_fork"):
+    # A child that is born in the middle would wait for ever for what a thread that it lacks has begun. Registered here,
+    # before anything slow: a hook that comes while a fork waits for another one is called after it alone.
+    os.register_at_fork(
+        before=SLOW_LOCK.acquire, after_in_parent=SLOW_LOCK.release, after_in_child=SLOW_LOCK.release
+    )
 
 
 def set_num_threads(count: SupportsIndex | None) -> None:

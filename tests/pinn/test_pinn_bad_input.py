@@ -9,6 +9,7 @@ from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
 
 LINE = pinn.Interval(0, 1)
+HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,9 @@ LINE = pinn.Interval(0, 1)
         (lambda: pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5]], [1], None)), ArgumentError, "weight of 'data'"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale="a"), ArgumentError, "field_scale = 'a'"),
         (lambda: pinn.Helmholtz(LINE, 1.0, complex_field="no"), ArgumentError, "complex_field = 'no'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=HARD), ArgumentError, "c is Unknown beside a hard"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, 1e200), ArgumentError, "the equation has the size 1e.200"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, field_scale=1e-200), ArgumentError, "the field has the size 1e-200"),
         (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),
         (lambda: pinn.Helmholtz(pinn.Interval(0, 1e200), 1.0), ArgumentError, "its size is 1e"),
     ],
@@ -72,3 +76,12 @@ def test_the_diagnosis_does_not_count_modes_without_end():
     with pytest.warns(pinn.DiagnosisWarning):
         fit = pinn.train(problem, network, points=5, iterations=1, progress=False)
     assert not any("eigenvalue" in words for words in fit.warnings)
+
+
+@pytest.mark.parametrize("wavenumber", [0.0, 1e-100, 1e-200])
+@pytest.mark.parametrize("value", [0.0, 1e-170, 1e-320])
+def test_scales_of_what_is_next_to_nothing(wavenumber, value):
+    """Squared they were zero, and what was divided by them raised a ZeroDivisionError."""
+    problem = pinn.Helmholtz(LINE, wavenumber, value, pinn.Dirichlet(value))
+    assert problem.field_scale == 1.0 and problem.equation_scale == 1.0
+    assert all(term.weight == 1.0 for term in problem.terms(problem.draw(4)))

@@ -209,6 +209,9 @@ WORST = {
     ("ssd", "growth"): 15,
     ("gated_delta_product", "plain"): 17,
     ("gated_delta_product", "strong"): 9,
+    ("gated_delta_product", "resets"): 3,
+    ("gated_delta_product", "growth"): 17,
+    ("gated_delta_product", "near keys"): 17,
 }
 METHODS = {
     "linear_scan": [None, "generic.recurrent", "generic.blocked"],

@@ -182,4 +182,6 @@ def _tie(model: Any, keys: Any) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
     return one is other or (one.shape == other.shape and bool((one == other).all()))

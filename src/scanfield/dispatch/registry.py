@@ -31,6 +31,7 @@ from scanfield.dispatch.operation import (
     Verb,
 )
 from scanfield.errors import ArgumentError, BackendError
+from scanfield.threads import SLOW_LOCK
 from scanfield.tracing import constant_for_compilers
 
 GROUP = "scanfield.backends"
@@ -67,7 +68,7 @@ _DERIVED: dict[str, Derived] = {}
 _TABLE: dict[tuple[str, str, str], Row] = {}
 _MANIFESTS: list[Manifest] = []
 _BROKEN: list[Broken] = []
-_LOCK = threading.RLock()
+_LOCK = SLOW_LOCK
 _LOCAL = threading.local()
 _discovered = False
 _logged: set[tuple[str, ...]] = set()

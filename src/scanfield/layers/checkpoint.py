@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ _HEADS = {
     },
     "fla": {"embedding": "model.embeddings", "layers": "model.layers", "norm_f": "model.norm"},
 }
+_SHOWN = 20  # names in an error
 _IN_BLOCKS = {"fla": {"norm": "attn_norm", "mixer": "attn"}}
 
 
@@ -83,29 +85,40 @@ def load_state_dict(layer: Layer, arrays: Mapping[str, Array], names: str = "sca
     """
     if not isinstance(arrays, Mapping):
         raise StateError(f"state dict: a {type(arrays).__name__}; arrays by name are expected")
-    for name, array in arrays.items():
-        library_of(array, str(name))
-        if (
-            dtype_name(array.dtype) not in REAL
-        ):  # a cast would drop the imaginary part, or read text as numbers
-            raise DtypeError(f"{name}: dtype {dtype_name(array.dtype)}; allowed are {', '.join(REAL[:4])}")
-    given = {name: host(array) for name, array in arrays.items()}
+    keys: list[object] = list(arrays)
+    for key in keys:
+        if not isinstance(key, str):
+            raise StateError(f"state dict: a key is a {type(key).__name__}; names are expected")
     present = layer.named_parameters()
     wanted = {upstream(layer, name, names): name for name in present}
-    if isinstance(layer, LanguageModel) and layer.tied and "lm_head.weight" in given:
-        second, first = given.pop("lm_head.weight"), given.get(upstream(layer, "embedding.weight", names))
-        if first is None or not numpy.array_equal(first, second):
-            raise StateError(
-                "lm_head.weight: differs from the embedding, and this model is tied; pass tied=False"
-            )
-    missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    first, second = upstream(layer, "embedding.weight", names), "lm_head.weight"
+    tied = isinstance(layer, LanguageModel) and layer.tied and second in arrays
+    missing, unknown = (
+        sorted(wanted.keys() - arrays.keys()),
+        sorted(arrays.keys() - wanted.keys() - ({second} if tied else set())),
+    )
     if missing or unknown:
-        raise StateError(f"state dict: missing are {missing}, unknown are {unknown}; names={names!r}")
+        shown = [
+            ", ".join(map(reprlib.repr, found[:_SHOWN])) + ", ..." * (len(found) > _SHOWN)
+            for found in (missing, unknown)
+        ]
+        raise StateError(f"state dict: missing are [{shown[0]}], unknown are [{shown[1]}]; names={names!r}")
+    for name, array in arrays.items():
+        library_of(array, name)
+        # A cast would drop the imaginary part, or read text as numbers.
+        if dtype_name(array.dtype) not in REAL:
+            raise DtypeError(f"{name}: dtype {dtype_name(array.dtype)}; allowed are {', '.join(REAL[:4])}")
+        like = present[wanted[first if name == second and tied else name]]
+        if tuple(array.shape) != tuple(like.shape):  # before anything of that size is copied
+            raise ShapeError(f"{name}: shape {tuple(array.shape)}, must be {tuple(like.shape)}")
+    given = {name: host(array) for name, array in arrays.items()}
+    if tied and not numpy.array_equal(given[first], given[second]):
+        raise StateError(
+            "lm_head.weight: differs from the embedding, and this model is tied; pass tied=False"
+        )
     made = {}
     for foreign, name in wanted.items():
         like = present[name]
-        if given[foreign].shape != tuple(like.shape):
-            raise ShapeError(f"{foreign}: shape {given[foreign].shape}, must be {tuple(like.shape)}")
         make = maker(library_of(like, name).namespace, device_of(like), like.dtype)
         made[name] = make(given[foreign])
     layer.set_parameters(made)

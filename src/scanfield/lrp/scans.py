@@ -7,7 +7,7 @@ linear in its value input and its state: R(value) = value * d_value for the cota
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -170,6 +170,7 @@ def relevance(
             f"state_epsilon: {record.name} mixes its states, so that a stabiliser of each number has no closed form; "
             f"pass state_epsilon=0, or use a diagonal scan ({', '.join(states.OPERATIONS)})"
         )
+    _check_relevance_given(op, arrays, options)
     bound = bind(op, arrays, options)
     if bound.states_at is not None:
         raise ArgumentError(
@@ -188,6 +189,18 @@ def relevance(
         given = _wide(bound)
         prepared = record.prepare(given, bound.options)
         return _Pass(record, bound, given, prepared, epsilon, state_epsilon).run(R_output, R_final_state)
+
+
+def _check_relevance_given(op: Any, arrays: tuple[Array, ...], options: Mapping[str, Any]) -> None:
+    """ArgumentError where the last array is missing because the first stands in the place of the relevance."""
+    record = record_of(op)
+    parameters = op.signature.parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty]
+    if len(arrays) == len(needed) - 1 and needed[-1] not in options:
+        raise ArgumentError(
+            f"R_output: comes before the arrays, relevance({record.name}, R_output, {', '.join(needed)}); came "
+            f"{len(arrays) + 1} arrays, so that either R_output or {needed[-1]} is missing"
+        )
 
 
 class _Pass:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
+from scanfield.arrays import Array, library_of
 from scanfield.errors import ArgumentError
 
 __all__ = ["Constant", "Cosine", "Exponential", "Schedule", "positive"]
@@ -59,12 +62,23 @@ class Cosine:
         if self.final < 0:
             raise ArgumentError(f"final = {self.final}: a learning rate is not negative")
 
-    def __call__(self, step: int) -> float:
-        """The rate of the next update, after `step` of them."""
+    def __call__(self, step: Any) -> Any:
+        """The rate of the next update, after `step` of them; an array for an array (a step that is traced)."""
+        if hasattr(step, "shape") and not isinstance(step, numpy.generic):
+            return self._of_array(step)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         done = (step - self.warmup) / (self.steps - self.warmup) if step < self.steps else 1.0
         return self.final + (self.peak - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+    def _of_array(self, step: Array) -> Array:
+        """All branches at once: a traced step has no value to choose by."""
+        xp = library_of(step, "step").namespace
+        rising = self.peak * (step + 1) / max(self.warmup, 1)
+        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        done = xp.where(step < self.steps, done, xp.ones_like(done))
+        falling = self.final + (self.peak - self.final) * 0.5 * (1.0 + xp.cos(math.pi * done))
+        return xp.where(step < self.warmup, rising, falling)
 
 
 @dataclass(frozen=True)
@@ -86,9 +100,9 @@ class Exponential:
         if self.every < 1:
             raise ArgumentError(f"every = {self.every}: it counts updates, at least 1")
 
-    def __call__(self, step: int) -> float:
-        """The rate of the next update, after `step` of them."""
-        return self.initial * math.pow(self.factor, step / self.every)
+    def __call__(self, step: Any) -> Any:
+        """The rate of the next update, after `step` of them; an array for an array (a step that is traced)."""
+        return self.initial * self.factor ** (step / self.every)
 
 
 def positive(name: str, value: Any) -> None:

@@ -106,6 +106,9 @@ class Condition:
 
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
+        name: object = self.name
+        if not isinstance(name, str):
+            raise ArgumentError(f"name = {name!r:.40}: a text is expected")
 
     def on(self, domain: Domain) -> tuple[str, ...]:
         """The parts of the boundary where it holds."""

@@ -61,6 +61,9 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
         raise
     except OSError as error:
         raise StateError(f"{path}: not a whole safetensors file ({error})") from None
+    for name, (dtype, _) in held.items():
+        if dtype not in PRECISIONS:
+            raise StateError(f"{path}: {name:.80} is {dtype}; allowed are {' and '.join(PRECISIONS)}")
     tensors = {name: bits for name, (_, bits) in held.items()}
     try:
         record = json.loads(metadata[_KEY])
@@ -68,7 +71,9 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise StateError(f"{path}: a safetensors file, but scanfield did not write it") from None
     if found != kind or version != _VERSION or not isinstance(facts, dict):
-        raise StateError(f"{path}: holds {found!r} version {version!r}, expected {kind!r} version {_VERSION}")
+        raise StateError(
+            f"{path}: holds {found!r:.80} version {version!r:.80}, expected {kind!r} version {_VERSION}"
+        )
     if checksum != _checksum(tensors):
         raise StateError(f"{path}: its numbers do not have the checksum that was written with them")
     return tensors, facts
@@ -112,7 +117,9 @@ def load_network(
     try:
         shape = facts["architecture"]
         if shape["dtype"] not in PRECISIONS:
-            raise ValueError(f"dtype {shape['dtype']!r}")
+            raise ValueError(f"dtype {shape['dtype']!r:.80}")
+        if not isinstance(shape["trainable"], bool):
+            raise ValueError(f"trainable {shape['trainable']!r:.80}")
         embedding = Embedding(
             tensors[_FREQUENCIES],
             trainable=shape["trainable"],
@@ -122,8 +129,8 @@ def load_network(
         )
         moved = {name: from_host(xp, value, shape["dtype"], device) for name, value in parameters.items()}
         return Network(moved, embedding=embedding, activation=shape["activation"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path}: its description does not make a network ({error})") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StateError(f"{path}: its description does not make a network ({error!s:.200})") from None
 
 
 def fit_parameters(path: Any, parameters: Mapping[str, np.ndarray], network: Network) -> None:

@@ -29,6 +29,8 @@ from scanfield.pinn.values import check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
+_MOST_DRAWN = 2**23  # points of the surrounding box, where the domain fills less than this of it:
+_THIN = 0.01
 _SIDES = (("left", "right"), ("bottom", "top"), ("front", "back"))
 
 
@@ -92,15 +94,25 @@ class Domain(ABC):
     def interior(self, count: int, rule: str = "sobol", seed: int | tuple[int, ...] = 0) -> np.ndarray:
         """`count` points inside, (count, d): those of the surrounding box that lie in the domain."""
         low, high = np.asarray(self.lower), np.asarray(self.upper)
-        share = self.volume / float(np.prod(high - low))
-        ask = count if share > 1.0 - 1e-12 else math.ceil(1.1 * count / share) + 8
-        while True:
-            x = low + (high - low) * unit_points(ask, self.dimensions, rule, seed)
-            x = x[self.contains(x)]
-            if x.shape[0] >= count or share > 1.0 - 1e-12:
+        around = float(np.prod(high - low))
+        share = self.volume / around if around > 0.0 else 0.0
+        if share > 1.0 - 1e-12:
+            return np.asarray(
+                self._inside(low + (high - low) * unit_points(count, self.dimensions, rule, seed))[:count]
+            )
+        ask = first = math.ceil(1.1 * count / share) + 8 if share > 1e-9 else _MOST_DRAWN + 1
+        while ask <= _MOST_DRAWN or (share > _THIN and ask <= 64 * first):
+            x = self._inside(low + (high - low) * unit_points(ask, self.dimensions, rule, seed))
+            if x.shape[0] >= count:
                 # A grid is not cut short: that would leave a corner of the domain empty.
-                return np.asarray(x if rule == "grid" and share <= 1.0 - 1e-12 else x[:count])
+                return np.asarray(x if rule == "grid" else x[:count])
             ask *= 2
+        raise ArgumentError(
+            f"domain = {self!r:.80}: it fills {share:.1e} of the box around it, too little to draw {count} points in it"
+        )
+
+    def _inside(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x[self.contains(x)])
 
     def check_parts(self, parts: Iterable[str]) -> tuple[str, ...]:
         """The names, or ArgumentError for one that the boundary does not have."""
@@ -227,9 +239,8 @@ class Ball(Domain):
         self.lower = tuple(c - self.radius for c in self.center)
         self.upper = tuple(c + self.radius for c in self.center)
         self.parts = ("circle",)
-        self.volume = (
-            math.pi * self.radius**2 if len(self.center) == 2 else 4.0 / 3.0 * math.pi * self.radius**3
-        )
+        r = self.radius  # products overflow to infinity where powers raise
+        self.volume = math.pi * r * r if len(self.center) == 2 else 4.0 / 3.0 * math.pi * r * r * r
 
     def contains(self, x: np.ndarray) -> np.ndarray:
         """See `Domain.contains`."""

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -71,6 +72,11 @@ _SOLUTIONS: dict[str, Callable[..., solutions.Solution]] = {
 _DATA = ("value", "normal", "impedance")
 _NETWORK = ("features", "scale", "wavenumber", "trainable", "hidden", "activation", "seed")
 _TAKEN = ("x", "y", "z", "nx", "ny", "nz", "pi")
+_LARGEST_FILE = 65_536  # bytes
+_LONGEST_WORDS = 1000
+_MOST_DOTS = 200  # of a line
+_MOST_PARAMETERS = 20_000_000  # of a network, drawn when the file is read
+_MOST_POINTS = 10_000_000
 _TABLES = ("title", "parameters", "problem", "solution", "domain", "boundary", "network", "training")
 
 
@@ -126,14 +132,24 @@ def load_problem(name: str | os.PathLike[str], **parameters: float) -> ProblemFi
     text, called = _text(name)
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ArgumentError(f"{called}: not TOML ({error})") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also of an integer of more than 4,300 digits
+        raise ArgumentError(_plain(f"{called}: not TOML ({error})")) from None
     try:
-        return _made(called, tables, parameters)
+        with np.errstate(all="ignore"):  # what is not finite is refused with its name where it is used
+            return _made(called, tables, parameters)
     except ScanfieldError as error:
-        raise type(error)(f"{called}: {error}") from None
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ArgumentError(f"{called}: {error}") from None
+        raise type(error)(_plain(f"{called}: {error}")) from None
+    except RecursionError:
+        raise ArgumentError(f"{called}: it is nested too deeply") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ArgumentError(_plain(f"{called}: {error}")) from None
+
+
+def _plain(words: str) -> str:
+    """Without what a terminal would obey, and not without end: a file's texts are shown in errors and headings."""
+    if len(words) > _LONGEST_WORDS:
+        words = f"{words[: _LONGEST_WORDS // 2]} ... {words[-_LONGEST_WORDS // 4 :]}"
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in words)
 
 
 def source(name: str) -> str:
@@ -156,7 +172,14 @@ def _text(name: str | os.PathLike[str]) -> tuple[str, str]:
             f"problem {os.fspath(name)!r}: no such file, and shipped are {', '.join(shipped())}"
         )
     try:
-        return path.read_text(encoding="utf-8"), path.stem
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_FILE + 1)
+        if len(text) > _LARGEST_FILE:
+            raise ArgumentError(f"{path}: longer than {_LARGEST_FILE} characters, so no problem file")
+        # tomllib takes time and memory as the square of a key's parts: 4 GB for a key of 64 KB.
+        if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:
+            raise ArgumentError(f"{path}: a line with more than {_MOST_DOTS} dots, so no problem file")
+        return text, path.stem
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: cannot be read ({error})") from None
 
@@ -210,6 +233,7 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         )
     if not isinstance(network.get("trainable", True), bool):
         raise ArgumentError(f"[network] trainable = {network['trainable']!r}: allowed are true and false")
+    _check_size(network, domain.dimensions)
     features: dict[str, Any] = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
     }
@@ -228,9 +252,27 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         if key not in allowed:
             raise ArgumentError(f"[training] {key}: allowed are {', '.join(sorted(allowed))}")
     check_count("[training] seed", training.get("seed", 0), 0)
-    made = ProblemFile(called, str(tables.get("title", called)), problem, exact, features, network, training)
+    for key in ("points", "boundary", "held_out"):
+        if key in training and check_count(f"[training] {key}", training[key]) > _MOST_POINTS:
+            raise ArgumentError(f"[training] {key} = {training[key]}: at most {_MOST_POINTS} are drawn")
+    title = _plain(str(tables.get("title", called)))
+    made = ProblemFile(called, title, problem, exact, features, network, training)
     made.make_network()  # what the file says of the network is checked now
     return made
+
+
+def _check_size(network: Mapping[str, Any], dimensions: int) -> None:
+    """ArgumentError for a network too large to draw, before anything of it is."""
+    count = check_count("[network] features", network["features"])
+    hidden = network.get("hidden", ())
+    widths = [
+        check_count("[network] hidden", w) for w in (hidden if isinstance(hidden, list | tuple) else [hidden])
+    ]
+    size = dimensions * count + sum(a * b for a, b in itertools.pairwise([2 * count, *widths, 2]))
+    if size > _MOST_PARAMETERS:
+        raise ArgumentError(
+            f"[network] features = {count}, hidden = {hidden!r:.40}: {size:.2g} parameters, allowed are {_MOST_PARAMETERS}"
+        )
 
 
 def _value(
@@ -249,8 +291,8 @@ def _value(
             return getattr(solution, part)
         return Formula(value, names)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentError(f"{value!r}: a number or a formula in quotes is expected")
-    return float(value)
+        raise ArgumentError(f"{value!r:.80}: a number or a formula in quotes is expected")
+    return number(value, "value", names)
 
 
 def _table(name: str, entry: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "jv": _special("jv"),
     "hankel1": _special("hankel1"),
 }
+# One argument more would be NumPy's `out`, and the formula would write into the points.
+_ARGUMENTS = dict.fromkeys(("arctan2", "minimum", "maximum", "jv", "hankel1"), 2) | {"where": 3}
 _BINARY: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -78,7 +81,9 @@ class Formula:
         if len(text) > _LONGEST:
             raise ArgumentError(f"formula of {len(text)} characters: at most {_LONGEST} are read")
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # "1or 2" is doubtful Python, and no formula
+                self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ArgumentError(f"formula {text!r:.80}: it cannot be read ({type(error).__name__})") from None
         self._names: set[str] = set()
@@ -126,6 +131,11 @@ class Formula:
             if node.func.id not in FUNCTIONS:
                 raise ArgumentError(
                     f"formula {self.text!r:.80}: no function {node.func.id!r}; there are {', '.join(FUNCTIONS)}"
+                )
+            wanted = _ARGUMENTS.get(node.func.id, 1)
+            if len(node.args) != wanted:
+                raise ArgumentError(
+                    f"formula {self.text!r:.80}: {node.func.id} takes {wanted} arguments, came {len(node.args)}"
                 )
             children = list(node.args)
         else:
@@ -179,11 +189,13 @@ _WITH_NORMALS, _WITHOUT = _signature(True), _signature(False)
 def number(value: Any, name: str, parameters: Mapping[str, Any]) -> float:
     """A number of a problem file: itself, or a formula of the parameters alone."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ArgumentError(f"{name} = {value!r}: a number or a formula in quotes is expected")
+        raise ArgumentError(f"{name} = {value!r:.80}: a number or a formula in quotes is expected")
     try:
         found = Formula(value, parameters)(np.zeros((1, 0)))[0] if isinstance(value, str) else float(value)
     except OverflowError:  # an integer
-        found = np.inf
+        raise ArgumentError(
+            f"{name}: a whole number that no float holds, a finite real number is expected"
+        ) from None
     if np.iscomplexobj(found) or not np.isfinite(found):
         raise ArgumentError(f"{name} = {value!r:.80}: it is {found}, a finite real number is expected")
     return float(found)

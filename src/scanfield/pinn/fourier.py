@@ -39,16 +39,24 @@ class Embedding:
         scale: Any = None,
     ) -> None:
         self.frequencies: Host = numpy.array(frequencies, dtype=numpy.float64)
-        if self.frequencies.ndim != 2 or not numpy.all(numpy.isfinite(self.frequencies)):
+        if (
+            self.frequencies.ndim != 2
+            or not self.frequencies.shape[0]
+            or not numpy.all(numpy.isfinite(self.frequencies))
+        ):
             raise ShapeError(
                 f"frequencies: expected finite numbers (d, features), came shape {self.frequencies.shape}"
             )
         self.trainable = bool(trainable) and self.features > 0
-        self.axes = tuple(int(axis) for axis in axes)
+        self.axes = tuple(check_count("axes", axis, 0) for axis in axes)
+        if any(axis >= self.dimensions for axis in self.axes) or len(set(self.axes)) < len(self.axes):
+            raise ArgumentError(f"axes: {self.axes}; allowed are different axes below {self.dimensions}")
         self.mean = _each_axis("mean", mean, 0.0, self.dimensions)
         self.scale = _each_axis("scale", scale, 1.0, self.dimensions)
-        if any(value <= 0.0 for value in self.scale):
+        if not all(0.0 < value < math.inf for value in self.scale):
             raise ArgumentError(f"scale: {self.scale}; allowed are positive numbers")
+        if not all(map(math.isfinite, self.mean)):
+            raise ArgumentError(f"mean: {self.mean}; allowed are finite numbers")
 
     @property
     def dimensions(self) -> int:

@@ -53,6 +53,7 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _FASTEST = 1e60  # what is squared twice stays finite
+_SQUARES = 1e-150, 1e150  # what is squared, and divided by the square, stays a float
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
 
@@ -198,14 +199,22 @@ class Helmholtz:
         self.complex_field = bool(found_complex if asked is None else asked)
         # Without values to go by the field is taken to be of order one; rounding, beside what the source drives, is none.
         driven = self.source_size / max(self.reference, math.pi / longest) ** 2
-        self.field_scale = size if size > 1e-8 * driven else 1.0
+        self.field_scale = size if size > max(1e-8 * driven, 1 / _FASTEST) else 1.0
         if scale is not None:
             check_positive("field_scale", scale)
             self.field_scale = float(scale)
         self.slope_scale = slope * self.field_scale
         self.equation_scale = max(self.reference**2 * self.field_scale, self.source_size)
-        if self.equation_scale == 0.0:  # k = 0: Laplace
-            self.equation_scale = self.field_scale / longest**2
+        laplace = self.field_scale / longest**2
+        if self.equation_scale < 1e-100 * laplace:  # k = 0, or as good as that
+            self.equation_scale = laplace
+        scales = {"field": self.field_scale, "slope": self.slope_scale, "equation": self.equation_scale}
+        for name, found in scales.items():
+            if not _SQUARES[0] < found < _SQUARES[1]:
+                raise ArgumentError(
+                    f"values, source or field_scale: the {name} has the size {found:.3g}, whose square leaves the floats; "
+                    "state the problem in other units"
+                )
 
     def _check(self, condition: Condition) -> None:
         if isinstance(condition, Periodic):
@@ -342,15 +351,12 @@ def _unknowns(problem: Helmholtz) -> dict[str, float]:
             if unknown.name in found:
                 raise ArgumentError(f"name = {unknown.name!r}: two unknowns have it")
             found[unknown.name] = float(unknown.start)
-    if isinstance(problem.wavenumber, Unknown):
-        if problem.layer is not None:
-            raise ArgumentError(
-                "wavenumber is Unknown beside a PML, whose coefficients need it: give a number"
-            )
-        if problem.ansatz is not None and problem.ansatz.extension is not None:
-            raise ArgumentError(
-                "wavenumber is Unknown beside a hard condition that is not zero: use hard=False"
-            )
+    if isinstance(problem.wavenumber, Unknown) and problem.layer is not None:
+        raise ArgumentError("wavenumber is Unknown beside a PML, whose coefficients need it: give a number")
+    # The coefficient times the extension of the values would be a target that follows the unknown.
+    if found and problem.ansatz is not None and problem.ansatz.extension is not None:
+        name = "wavenumber" if isinstance(problem.wavenumber, Unknown) else next(iter(found))
+        raise ArgumentError(f"{name} is Unknown beside a hard condition that is not zero: use hard=False")
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ShapeError, StateError
 from scanfield.pinn import checkpoint as storage
+from scanfield.pinn import stored
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import aliasing
 from scanfield.pinn.fit import Fit, Record
@@ -239,24 +240,34 @@ class Run:
         """Go on from a checkpoint; StateError, and nothing changed, for one of another training."""
         tensors, facts = storage.read(path, "training")
         _same_settings(path, facts.get("settings"), self.settings)
+        size, own = tuple(self.now.x.shape), self.objective.sample.interior.shape
         try:
-            stage = self.stages[facts["stage"]]
+            stage = stored.whole("stage", facts["stage"], len(self.stages))
             held = {
                 name.removeprefix("state."): v for name, v in tensors.items() if name.startswith("state.")
             }
-            state = stage.unpack(held, facts["state"], self.network)
-            history = [Record(**line) for line in facts["history"]]
-            numbers = {
-                n: facts[n]
-                for n in ("score", "stage", "done", "total", "cycle", "stale", "lowest", "seconds")
-            }
-            multipliers, interior = dict(facts["multipliers"]), tensors["interior"]
-            x, best = place(tensors["x"], self.network), place(tensors["best"], self.network)
+            state = self.stages[stage].unpack(held, facts["state"], self.network, size)
+            past = stored.history(facts["history"])
+            done, total, cycle, stale = (
+                stored.whole(name, facts[name]) for name in ("done", "total", "cycle", "stale")
+            )
+            score, lowest = (stored.real(name, facts[name]) for name in ("score", "lowest"))
+            seconds = stored.real("seconds", facts["seconds"], finite=True)
+            multipliers = stored.numbers("multipliers", facts["multipliers"], finite=True)
+            x, best, interior = (tensors[name] for name in ("x", "best", "interior"))
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise StateError(f"{path}: its record of the training is incomplete ({error})") from None
-        if tuple(x.shape) != tuple(self.now.x.shape):
-            raise ShapeError(f"{path}: holds {x.shape[0]} parameters, the training has {self.now.x.shape[0]}")
-        self.now = Moment(x, best, state=state, multipliers=multipliers, history=history, **numbers)
+            raise StateError(f"{path}: its record of the training is incomplete ({error!s:.200})") from None
+        except StateError as error:
+            raise StateError(f"{path}: {error}") from None
+        for name, value, shape in (("x", x, size), ("best", best, size), ("interior", interior, own)):
+            if value.shape != shape:
+                raise ShapeError(f"{path}: {name} has shape {value.shape}, the training's is {shape}")
+        if not np.all(np.isfinite(interior)):
+            raise StateError(f"{path}: interior holds NaN or infinity")
+        vectors = place(x, self.network), place(best, self.network)
+        self.now = Moment(
+            *vectors, score, stage, done, total, cycle, stale, lowest, state, multipliers, past, seconds
+        )
         if self.now.cycle or self.weights != "fixed":
             self._sample(self.now.cycle, interior)
 
@@ -271,5 +282,5 @@ def _same_settings(path: Any, found: Any, own: dict[str, Any]) -> None:
     for name, value in own.items():
         if found.get(name) != value:
             raise StateError(
-                f"{path}: {name} was {found.get(name)!r} there and is {value!r} here: another training"
+                f"{path}: {name} was {found.get(name)!r:.80} there and is {value!r} here: another training"
             )

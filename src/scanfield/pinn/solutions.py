@@ -27,6 +27,8 @@ import numpy as np
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.extras import need
 
+_MOST_ORDERS = 2000  # of a series: far above what a network follows
+
 __all__ = [
     "Solution",
     "airy",
@@ -81,7 +83,7 @@ def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,))
     """exp(i k direction . x) in as many dimensions as `direction` has numbers; it is scaled to length 1."""
     vector = np.asarray(direction, dtype=np.float64)
     length = float(np.linalg.norm(vector))
-    if vector.ndim != 1 or not 1 <= vector.shape[0] <= 3 or not length > 0:
+    if vector.ndim != 1 or not 1 <= vector.shape[0] <= 3 or not 0 < length < math.inf:
         raise ArgumentError(f"direction = {direction!r}: one to three numbers, not all 0")
     k = 1j * wavenumber * vector / length
 
@@ -99,8 +101,10 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
     In one dimension the field is finite and its slope jumps by -1 there.
     """
     k, place = wavenumber, np.asarray(source, dtype=np.float64)
-    d = place.shape[0]
     _positive("wavenumber", k)
+    if place.ndim != 1 or place.shape[0] not in (1, 2, 3):
+        raise ArgumentError(f"source = {source!r:.40}: one to three numbers")
+    d = place.shape[0]
 
     def apart(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         away = x - place
@@ -128,14 +132,12 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
             slope = -0.25j * k * hankel1(1, k * r)
         return np.asarray((slope / r)[:, None] * away)
 
-    if d not in (1, 2, 3):
-        raise ArgumentError(f"source = {source!r}: one to three numbers")
     return Solution("point source", d, k, value, gradient, _no_source)
 
 
 def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
     """J_m(k r) exp(i m theta) in two dimensions, m = `order`."""
-    k, m = wavenumber, order
+    k, m = wavenumber, _order("order", order, -_MOST_ORDERS)
     _positive("wavenumber", k)
 
     def polar(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +169,9 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
         raise ArgumentError(f"a = {a!r}: one to three numbers")
     inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
-    factor = wavenumber**2 - float(np.sum(frequencies**2))
+    factor = wavenumber * wavenumber - float(
+        np.sum(frequencies * frequencies)
+    )  # a power would raise where it overflows
 
     def value(x: np.ndarray) -> np.ndarray:
         return np.asarray(np.prod(inside(x * frequencies), axis=1))
@@ -252,8 +256,17 @@ def hard_disk(
     k, middle = wavenumber, np.asarray(center, dtype=np.float64)
     _positive("wavenumber", k)
     _positive("radius", radius)
+    if middle.shape != (2,):
+        raise ArgumentError(f"center = {center!r:.40}: two numbers")
+    if not isinstance(total, bool):
+        raise ArgumentError(f"total = {total!r:.40}: True or False is expected")
     # The terms fall faster than exponentially once n is above ka.
-    last = math.ceil(k * radius + 12.0 * (k * radius) ** (1 / 3) + 12) if orders is None else orders
+    enough = k * radius + 12.0 * (k * radius) ** (1 / 3) + 12
+    if orders is None and enough > _MOST_ORDERS:
+        raise ArgumentError(
+            f"wavenumber * radius = {k * radius:.3g}: the series needs more than {_MOST_ORDERS} orders"
+        )
+    last = math.ceil(enough) if orders is None else _order("orders", orders, 0)
     n = np.arange(-last, last + 1)
 
     def coefficients() -> np.ndarray:
@@ -299,6 +312,16 @@ def _points(x: np.ndarray, dimensions: int) -> np.ndarray:
     if points.ndim != 2 or points.shape[1] != dimensions:
         raise ShapeError(f"x has shape {points.shape}: (n, {dimensions}) is expected")
     return points
+
+
+def _order(name: str, value: Any, least: int) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or not least <= value <= _MOST_ORDERS
+    ):
+        raise ArgumentError(f"{name} = {value!r:.40}: an integer from {least} to {_MOST_ORDERS} is expected")
+    return int(value)
 
 
 def _positive(name: str, value: Any) -> None:

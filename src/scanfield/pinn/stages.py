@@ -10,6 +10,7 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, StateError
 from scanfield.optimize import LBFGS, Adam, AdamState, Cosine, LBFGSState, LevenbergMarquardt, LMState
+from scanfield.pinn import stored
 from scanfield.pinn.diagnose import LM_LIMIT
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
@@ -79,28 +80,35 @@ class Stage(NamedTuple):
         facts = {name: getattr(state, name) for name in ("step", "value", "evaluations", "stopped")}
         return {"gradient": to_host(state.gradient), **pairs}, facts | {"pairs": len(state.steps)}
 
-    def unpack(self, tensors: dict[str, np.ndarray], facts: dict[str, Any], network: Network) -> Any:
-        """The state that `pack` took apart; StateError for that of another optimiser."""
+    def unpack(
+        self, tensors: dict[str, np.ndarray], facts: dict[str, Any], network: Network, size: tuple[int, ...]
+    ) -> Any:
+        """The state that `pack` took apart, its tensors of this shape; StateError for that of another optimiser."""
         try:
+            for name, value in tensors.items():
+                if value.shape != size:
+                    raise ValueError(f"{name:.40} has shape {value.shape}, expected {size}")
             held = {name: place(value, network) for name, value in tensors.items()}
             if isinstance(self.optimizer, Adam):
-                return AdamState(int(facts["step"]), {_X: held["first"]}, {_X: held["second"]})
+                return AdamState(
+                    stored.whole("step", facts["step"]), {_X: held["first"]}, {_X: held["second"]}
+                )
+            common = (
+                stored.whole("step", facts["step"]),
+                stored.real("value", facts["value"]),
+                stored.whole("evaluations", facts["evaluations"]),
+                stored.texts("stopped", facts["stopped"]),
+            )
             if isinstance(self.optimizer, LevenbergMarquardt):
-                return LMState(**facts)
-            steps, changes = (
-                tuple(held[f"{kind}.{i}"] for i in range(int(facts["pairs"]))) for kind in ("step", "change")
-            )
-            return LBFGSState(
-                facts["step"],
-                facts["value"],
-                held["gradient"],
-                steps,
-                changes,
-                facts["evaluations"],
-                facts["stopped"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"the checkpoint holds no state of {self.name} ({error})") from None
+                damping = stored.real("damping", facts["damping"], finite=True)
+                if not damping >= 0.0:
+                    raise ValueError(f"damping = {damping}")
+                return LMState(common[0], common[1], damping, common[2], common[3])
+            pairs = stored.whole("pairs", facts["pairs"], len(held) + 1)
+            steps, changes = (tuple(held[f"{kind}.{i}"] for i in range(pairs)) for kind in ("step", "change"))
+            return LBFGSState(common[0], common[1], held["gradient"], steps, changes, common[2], common[3])
+        except (KeyError, TypeError, ValueError, StateError) as error:
+            raise StateError(f"the checkpoint holds no state of {self.name} ({error!s:.200})") from None
 
 
 def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[Stage, ...]:

@@ -22,6 +22,7 @@ from scanfield.arrays import (
     check_same_library,
     dtype_of,
     is_complex,
+    library_of,
     widest,
 )
 from scanfield.dispatch import Input
@@ -183,6 +184,7 @@ def _match(
     if layout is None:
         raise ShapeError(
             f"{entry.shown}: shape {tuple(shape)} has {len(shape)} axes; expected {_allowed(entry.layouts)}"
+            f"{_mended(entry, len(shape))}"
         )
     if entry.role == "state" and "sequence" not in dims:
         dims["sequence"] = dims["batch"]
@@ -206,6 +208,21 @@ def _match(
 
 def _allowed(layouts: Mapping[int, Layout]) -> str:
     return " or ".join(f"({_names(layout)})" for layout in layouts.values())
+
+
+def _mended(entry: _Entry, axes: int) -> str:
+    """The line that adds what one sequence alone, or a series of numbers, lacks."""
+    least = min(entry.layouts)
+    if entry.role != "sequence" or "time" not in entry.layouts[least]:
+        return ""
+    return add_axes(entry.shown, axes, least)
+
+
+def add_axes(name: str, axes: int, wanted: int) -> str:
+    """The line that makes an array (batch, time, ...) of one that is a series of numbers or lacks its batch axis."""
+    if axes == 1:
+        return f"; one series: {name} = {name}[None, :{', None' * (wanted - 2)}]"
+    return f"; one sequence: {name} = {name}[None]" if axes == wanted - 1 else ""
 
 
 def _names(layout: Layout) -> str:
@@ -258,9 +275,18 @@ def restore(checked: Checked, gradients: Mapping[str, Array]) -> dict[str, Array
     return back
 
 
-def quiet(library: str) -> AbstractContextManager[Any]:
-    """No floating-point warnings from NumPy: overflow and NaN come out as IEEE says, as in every other library."""
-    return numpy.errstate(all="ignore") if library == "numpy" else nullcontext()
+def quiet(library: str, like: Array | None = None) -> AbstractContextManager[Any]:
+    """No floating-point warnings from NumPy: overflow and NaN come out as IEEE says, as in every other library.
+
+    On the device of ``like``, torch's autocast is off: numbers are carried in the dtype that the call says.
+    """
+    if library == "numpy":
+        return numpy.errstate(all="ignore")
+    if library == "torch" and like is not None:
+        xp, device = library_of(like, "array").namespace, like.device.type
+        if device != "meta" and xp.is_autocast_enabled(device):
+            return xp.autocast(device, enabled=False)  # type: ignore[no-any-return]  # a namespace is Any
+    return nullcontext()
 
 
 def cotangent(

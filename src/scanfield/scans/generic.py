@@ -67,8 +67,8 @@ class GenericForm(ABC):
         """The transition of a call without tokens."""
 
     def quiet(self, call: Call) -> AbstractContextManager[Any]:
-        """No floating-point warnings while NumPy computes."""
-        return quiet(_context(call)[2])
+        """No floating-point warnings while NumPy computes; torch without autocast."""
+        return quiet(_context(call)[2], _main(call))
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class GenericForm(ABC):
     ) -> Grads:
         """The wanted gradients, from the residuals that ``save`` returned."""
         operation, xp, library = _context(call)
-        with quiet(library):
+        with quiet(library, _main(call)):
             if _bounds(operation, call) is None:
                 return self._dense_reverse(call, residuals, d_output, d_final_state, wanted)
             return self._packed_reverse(operation, xp, call, residuals, d_output, d_final_state, wanted)
@@ -104,7 +104,7 @@ class GenericForm(ABC):
         operation, xp, library = _context(call)
         place = _state_place(operation)
         call = _with(call, place, None)
-        with quiet(library):
+        with quiet(library, _main(call)):
             bounds = _bounds(operation, call)
             if bounds is None:
                 return self._dense_summary(call)
@@ -125,7 +125,7 @@ class GenericForm(ABC):
 
     def _run(self, call: Call, keep: bool) -> Result:
         operation, xp, library = _context(call)
-        with quiet(library):
+        with quiet(library, _main(call)):
             bounds = _bounds(operation, call)
             if bounds is None:
                 return self._dense(call, keep)

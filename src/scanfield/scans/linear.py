@@ -33,7 +33,7 @@ from scanfield.dispatch import Call, Grads, Input, Operation, Option, Prepared
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans import linear_forms, packing
 from scanfield.scans.assemble import assemble
-from scanfield.scans.canonical import Canonical, restore
+from scanfield.scans.canonical import Canonical, add_axes, restore
 from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, public, run
 
 _TIED = frozenset({"batch", "time", "feature"})
@@ -121,10 +121,10 @@ def _flatten(
     if (
         not step
     ):  # arrays that lie as the kernels take them: nothing to do, and a small call feels all that is done
-        shape: tuple[int, ...] = getattr(a, "shape", ())
-        if len(shape) == 3 and getattr(b, "shape", ()) == shape:
+        shape = _shape(a)
+        if len(shape) == 3 and _shape(b) == shape:
             rows = shape[0] if sequences is None else sequences
-            if state is None or getattr(state, "shape", ()) == (rows, shape[2]):
+            if state is None or _shape(state) == (rows, shape[2]):
                 return {"a": a, "b": b, "initial_state": state}, (shape[0], shape[1]), (shape[2],)
     given = [
         ("a", a),
@@ -138,6 +138,7 @@ def _flatten(
         if len(array.shape) < len(lead):
             raise ShapeError(
                 f"{name}: shape {tuple(array.shape)} has {len(array.shape)} axes; expected {named}"
+                f"{'' if step else add_axes(name, len(array.shape), 3)}"
             )
     if len(a.shape) != len(b.shape):
         raise ShapeError(
@@ -169,6 +170,11 @@ def _flatten(
             array = xp.reshape(array, (array.shape[0], 1 if step else array.shape[1], prod(own)))
         flat[name] = array
     return flat, (shape[0], 1 if step else shape[1]), lanes
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """The shape of what may be no array; torch's nested tensors have none, and raise when they are asked for it."""
+    return () if getattr(array, "is_nested", False) else getattr(array, "shape", ())
 
 
 def _unflatten(xp: Any, gradient: Array, array: Array, lanes: tuple[int, ...], lead: int) -> Array:

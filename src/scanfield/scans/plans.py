@@ -128,7 +128,10 @@ def key_of(values: Sequence[Any], name: str = "") -> Key | None:
             found.append((int, value))
         elif kind is plain or is_plain(kind):
             plain = kind
-            found.append((value.shape, value.dtype, value.device))
+            try:
+                found.append((value.shape, value.dtype, value.device, value.layout))
+            except RuntimeError:  # a nested tensor has no shape
+                return None
         else:
             return None
     return tuple(found)

@@ -23,20 +23,23 @@ from scanfield.scans.generic import (
 # elementwise parts: step size, skip, gate
 
 
+# where, not maximum or abs: at x = 0 all branches are those of x < 0, which are smooth, and so autodiff finds every
+# derivative there. NaN is taken along by one branch at least.
+
+
 def _magnitude(xp: Namespace, x: Array) -> Array:
-    """The absolute value, with slope 0 at 0 for every autodiff (JAX gives that of ``abs`` as 1)."""
-    return xp.maximum(x, -x)
+    """The absolute value, with slope -1 at 0."""
+    return xp.where(x > 0, x, -x)
 
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + exp(-x)) without overflow."""
-    return xp.exp(xp.minimum(x, xp.zeros_like(x))) / (1 + xp.exp(-_magnitude(xp, x)))
+    return xp.exp(xp.where(x > 0, xp.zeros_like(x), x)) / (1 + xp.exp(-_magnitude(xp, x)))
 
 
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)), exact at both ends: positive down to the smallest number, no threshold."""
-    # maximum, not where: at x = 0 autodiff must find the slope 1/2, which it takes as the mean of the two branches.
-    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-_magnitude(xp, x)))
+    return xp.where(x > 0, x, xp.zeros_like(x)) + xp.log1p(xp.exp(-_magnitude(xp, x)))
 
 
 def step_sizes(xp: Namespace, raw: Array, use_softplus: bool, low: float, high: float) -> Array:

@@ -289,15 +289,12 @@ def _with_states(
     states_at: Sequence[int] | str,
     method: str | None,
 ) -> ScanStates:
-    call = prepared.call
+    call, stretch = prepared.call, prepared.stretch
     operation = operation_of(call)
-    roles = [entry.role for entry in operation.inputs]
-    length = _time(operation, call)
-    time, stretch = length // prepared.stretch, prepared.stretch
-    bounds = call.arrays[roles.index("index")]
     reverse = options.get("reverse")
-    starts = (0, time) if bounds is None else tuple(bound // stretch for bound in packing.host_bounds(bounds))
-    cuts = boundaries(states_at, time, options.get("chunk_size"), starts, reverse=bool(reverse))
+    roles = [entry.role for entry in operation.inputs]
+    bounds = call.arrays[roles.index("index")]
+    time, starts, cuts = check_boundaries(prepared, options, states_at)
     # In canonical time, where reversed sequences run forward too.
     walked = [time - cut for cut in cuts] if reverse else cuts
     place = roles.index("state")
@@ -314,6 +311,19 @@ def _with_states(
         empty = xp.expand_dims(final_state[:1, ...] if bounds is not None else final_state, axis=1)
         return ScanStates(output, final_state, empty[:, :0, ...])
     return ScanStates(output, final_state, xp.stack([prepared.state(found[cut]) for cut in walked], axis=1))
+
+
+def check_boundaries(
+    prepared: Prepared, options: Mapping[str, Any], states_at: Sequence[int] | str
+) -> tuple[int, tuple[int, ...], list[int]]:
+    """The number of tokens, where sequences start and end, and the boundaries that ``states_at`` asks for."""
+    call, stretch = prepared.call, prepared.stretch
+    operation = operation_of(call)
+    time = _time(operation, call) // stretch
+    bounds = next(x for entry, x in zip(operation.inputs, call.arrays, strict=True) if entry.role == "index")
+    starts = (0, time) if bounds is None else tuple(bound // stretch for bound in packing.host_bounds(bounds))
+    reverse = bool(options.get("reverse"))
+    return time, starts, boundaries(states_at, time, options.get("chunk_size"), starts, reverse=reverse)
 
 
 def _in_parts(
