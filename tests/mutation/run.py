@@ -189,7 +189,13 @@ def judge(mutant: Mutant, tree: Path, tests: list[str], left_out: int, seconds: 
             os.utime(
                 path, ns=(times.st_atime_ns, time.time_ns() + 10**9 * 10**4)
             )  # no older bytecode is taken for it
-            status, killer = child(tree, [*QUIET, "-x", *tests], cpu=30 + round(10 * seconds))
+            cpu = 30 + round(10 * seconds)
+            status, killer = child(tree, [*QUIET, "-x", *tests], cpu)
+            if status == "lost":  # the mutant renamed parameters of tests
+                functions = dict.fromkeys(test.split("[")[0] for test in tests)
+                status, killer = child(tree, [*QUIET, "-x", *functions], cpu)
+            if status == "lost":
+                raise SystemExit(f"{mutant.file}:{mutant.line}: pytest finds no tests to run: {killer}")
         finally:
             path.write_text(text)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -246,8 +252,8 @@ def child(tree: Path, arguments: list[str], cpu: int) -> tuple[str, str]:
         return "survived", ""
     text = log.read_text(errors="replace")
     named = [line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if code == 5 or (code == 4 and not named and "ImportError while loading" not in text):
-        raise SystemExit(f"pytest found no tests to run (exit status {code}):\n{text[-2000:]}")
+    if code == 5 or (code == 4 and "ImportError while loading" not in text and "no match in any of" in text):
+        return "lost", text[-1000:]
     return "killed", named[0] if named else f"exit status {code}"
 
 

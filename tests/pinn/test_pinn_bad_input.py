@@ -7,6 +7,8 @@ import pytest
 
 from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+from scanfield.pinn.fit import relative_error
+from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
 
@@ -29,6 +31,16 @@ LINE = pinn.Interval(0, 1)
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
+        (lambda: pinn.PML(0.1, reflection=1.0), ArgumentError, "reflection = 1.0"),
+        (lambda: pinn.Interface(LINE, where="left"), ArgumentError, "where = 'left'"),
+        (lambda: pinn.Interface(pinn.PointSet([[0.5]])), ArgumentError, "region: a PointSet has no rim"),
+        (lambda: pinn.Difference(LINE, pinn.PointSet([[0.5]])), ArgumentError, "a PointSet has no shape"),
+        (lambda: pinn.PointSet([[0.5]], {"end": ([[0.0]], [[1.0], [1.0]])}), ShapeError, "has 1 points and 2 normals"),
+        (lambda: pinn.Helmholtz(
+            LINE, pinn.Unknown(1.0, "s"), boundary=pinn.Robin(pinn.Unknown(1.0, "s"), 0.0)
+        ), ArgumentError, "name = 's': two unknowns"),
+        (lambda: manufactured(1.0, [1, 1, 1, 1]), ArgumentError, "one to three numbers"),
+        (lambda: relative_error(np.ones(3), np.zeros(3)), ArgumentError, "exact: it is zero"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=3), ArgumentError, "boundary is 3"),
         (lambda: pinn.Helmholtz(LINE, 1.0, data=3), ArgumentError, "data is 3"),
         (lambda: pinn.Helmholtz(LINE, 1.0, data=[3]), ArgumentError, "data holds a int"),
@@ -49,6 +61,9 @@ def test_named(call, error, words):
 def test_points_that_are_no_real_numbers_are_refused(tmp_path):
     problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
     network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    for wide in (np.zeros((3, 2)), np.zeros(3)):
+        with pytest.raises(ShapeError, match=r"^x has shape .*: \(n, 1\) is expected"):
+            problem.field(network, wide)
     for bad in (np.asarray([[1j]]), [["a"]], None):
         with pytest.raises(DtypeError, match=r"^x: came"):
             problem.field(network, bad)
