@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scanfield
-from scanfield.dispatch import families, registry
+from scanfield.dispatch import families, loops, registry
 from scanfield.dispatch.registry import Loaded
 from scanfield.errors import ArgumentError, BackendError
 
@@ -72,6 +72,13 @@ def test_an_operation_is_itself_and_no_other():
     twin = dataclasses.replace(operation)
     assert operation == operation and operation != twin
     assert len({operation, twin}) == 2  # and it is hashable, whatever it holds
+
+
+def test_a_library_is_compiled_that_brought_a_loop(monkeypatch):
+    monkeypatch.setattr(loops, "LOOPS", {})
+    assert loops.is_compiled(A) is False
+    monkeypatch.setattr(loops, "LOOPS", {"numpy": lambda *arguments: None})
+    assert loops.is_compiled(A) is True
 
 
 # -- families -------------------------------------------------------------------------------------------------

@@ -195,3 +195,25 @@ def test_a_sum_of_zero_counts_as_positive():
     rule = Epsilon(0.5, bias=False)
     found = layer.relevance(np.asarray([[[3.0]]]), np.asarray([[[2.0, 2.0]]]), rules=rule, epsilon=0.0)
     assert found.x.tolist() == [[[12.0, -12.0]]] and found.report.absorbed[0] == 3.0
+
+
+class Matrix:
+    """x W^T as a rule sees it."""
+
+    def apply(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x @ weight.T
+
+    def transpose(self, rho: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return rho @ weight
+
+    def ones(self, x: np.ndarray) -> np.ndarray:
+        return np.ones_like(x)
+
+
+@pytest.mark.parametrize("bias", [None, np.asarray([4.0])], ids=["no bias", "bias"])
+def test_without_a_stabiliser_the_modified_gradient_passes_as_it_is(bias: np.ndarray | None):
+    """Also through an output of 0, by which nothing is divided, and to the last bit."""
+    x, w = np.asarray([[2.0, 1.0]]), np.asarray([[0.1, -0.3]])
+    found = Epsilon().propagate(np, Matrix(), x, w, bias, np.asarray([[0.0]]), np.asarray([[3.0]]))
+    assert np.array_equal(found.rho[0], 3.0 * w) and found.absorbed is None
+    assert found.to_bias is None if bias is None else found.to_bias == 12.0

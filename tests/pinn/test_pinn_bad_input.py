@@ -31,6 +31,8 @@ LINE = pinn.Interval(0, 1)
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
+        (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
+        (lambda: pinn.FourierFeatures(frequencies=[[1.0, np.nan]]), ShapeError, "expected finite numbers"),
         (lambda: pinn.PML(0.1, reflection=1.0), ArgumentError, "reflection = 1.0"),
         (lambda: pinn.Interface(LINE, where="left"), ArgumentError, "where = 'left'"),
         (lambda: pinn.Interface(pinn.PointSet([[0.5]])), ArgumentError, "region: a PointSet has no rim"),
