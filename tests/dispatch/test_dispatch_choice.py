@@ -74,6 +74,16 @@ def test_an_operation_is_itself_and_no_other():
     assert len({operation, twin}) == 2  # and it is hashable, whatever it holds
 
 
+def test_records_are_not_changed_and_those_of_words_are_equal_to_their_copies():
+    operation, derived = scanfield.selective_scan.record, scanfield.ssd.record
+    manifest = registry.manifests()[0]
+    words = [*operation.inputs, *operation.options, manifest, *manifest.candidates]
+    for record in (operation, derived, *words):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, dataclasses.fields(record)[0].name, "another")
+    assert all(record == dataclasses.replace(record) for record in words)
+
+
 def test_a_library_is_compiled_that_brought_a_loop(monkeypatch):
     monkeypatch.setattr(loops, "LOOPS", {})
     assert loops.is_compiled(A) is False
@@ -91,7 +101,9 @@ def entry(name: str, default: bool = True, absent: str = "") -> Loaded:
 def choose(monkeypatch: pytest.MonkeyPatch, *entries: Loaded, method: str | None = None) -> Any:
     monkeypatch.setattr(families, "family", lambda name, library, device: entries)
     with scanfield.use(method=method):
-        return families.choose("jets", "numpy", "cpu", {"slow": "own slow", "last": "own last"})
+        return families.choose(
+            "jets", "numpy", "cpu", {"slow": "own slow", "middle": "own middle", "last": "own last"}
+        )
 
 
 def test_a_family_takes_its_first_usable_default(monkeypatch):
@@ -115,7 +127,9 @@ def test_a_family_obeys_a_forced_method(monkeypatch):
     monkeypatch.setattr(registry, "_BLOCKED", frozenset({"spare"}))
     with pytest.raises(BackendError, match="turned off by SCANFIELD_BLOCK"):
         choose(monkeypatch, spare, method="spare")
-    with pytest.raises(ArgumentError, match=r"'other' does not serve jets .* known are slow, last, spare$"):
+    with pytest.raises(
+        ArgumentError, match=r"'other' does not serve jets .* known are slow, middle, last, spare$"
+    ):
         choose(monkeypatch, spare, method="other")
 
 
