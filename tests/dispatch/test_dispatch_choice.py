@@ -68,10 +68,9 @@ def test_reasons_when_a_name_is_forced(with_candidate):
 
 
 def test_an_operation_is_itself_and_no_other():
-    operation = scanfield.linear_scan.record
-    twin = dataclasses.replace(operation)
-    assert operation == operation and operation != twin
-    assert len({operation, twin}) == 2  # and it is hashable, whatever it holds
+    for operation in (scanfield.linear_scan.record, scanfield.ssd.record):
+        twin = dataclasses.replace(operation)
+        assert operation != twin and len({operation, twin}) == 2  # and it is hashable, whatever it holds
 
 
 def test_records_are_not_changed_and_those_of_words_are_equal_to_their_copies():

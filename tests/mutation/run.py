@@ -64,6 +64,7 @@ class Reach:
     lines: dict[str, dict[int, set[str]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(set))
     )
+    imported: set[tuple[str, int]] = field(default_factory=set)  # lines that ran before any test
 
     def add(self, data: Path, times: Path) -> None:
         from coverage import CoverageData
@@ -75,12 +76,15 @@ class Reach:
             for line, tests in measured.contexts_by_lineno(file).items():
                 name = str(Path(file).relative_to(self.tree))
                 self.lines[name][line] |= {test for test in tests if test in self.seconds}
+                if "" in tests:
+                    self.imported.add((name, line))
 
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that reach the mutant, in the order in which they run."""
         lines = self.lines[mutant.file]
         tests = lines.get(mutant.line) or lines.get(mutant.statement) or set()
-        if mutant.at_import:  # every test of the file meets it
+        if mutant.at_import or (not tests and (mutant.file, mutant.line) in self.imported):
+            # Every test of the file meets it.
             tests = set().union(*lines.values())
         functions: dict[str, list[str]] = defaultdict(list)
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
