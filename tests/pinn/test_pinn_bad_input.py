@@ -89,3 +89,30 @@ def test_the_diagnosis_does_not_count_modes_without_end():
     with pytest.warns(pinn.DiagnosisWarning):
         fit = pinn.train(problem, network, points=5, iterations=1, progress=False)
     assert not any("eigenvalue" in words for words in fit.warnings)
+
+
+@pytest.mark.parametrize(
+    ("points", "more", "error", "words"),
+    [
+        ((3, 2), {}, ShapeError, r"one: pieces with \[2, 3\] points"),
+        ((0, 0), {}, ShapeError, "one: no points"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None,))}, ArgumentError, "wavenumber has 1 factors for 2 pieces"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None, None), 0)}, ArgumentError, "wavenumber has power 0"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None, None), True)}, ArgumentError, "wavenumber has power True"),
+    ],
+)  # fmt: skip
+def test_terms(points, more, error, words):
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    pieces = tuple(pinn.Piece(np.ones((n, 1)), value=np.ones(n)) for n in points)
+    with pytest.raises(error, match=words):
+        pinn.prepare_terms([pinn.Term("one", pieces, **more)], network)
+
+
+def test_terms_prepared_for_another_network():
+    features = pinn.FourierFeatures(1, 4, scale=1.0)
+    one, two = (pinn.Network.create(features, hidden=[], outputs=outputs) for outputs in (1, 2))
+    prepared = pinn.prepare_terms([pinn.Term("one", (pinn.Piece(np.ones((3, 1)), value=np.ones(3)),))], one)
+    with pytest.raises(
+        ArgumentError, match="prepared for 1 outputs in float64, the network has 2 in float64"
+    ):
+        pinn.prepare_terms(prepared, two)
