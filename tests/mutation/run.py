@@ -162,8 +162,10 @@ def measure(scratch: Path, tree: Path) -> Reach:
             covered = [sys.executable, "-m", "coverage", "run", "--rcfile=/dev/null", "--branch"]
             covered += ["--source=src/scanfield", "-m", "pytest", "-p", "reach", *QUIET, *places]
             done = subprocess.run(covered, cwd=tree, env=os.environ | surroundings(tree) | more, check=False)
-            if done.returncode:
-                raise SystemExit(f"the tests of {name} fail without any mutant")
+            if done.returncode == 1:
+                print(f"tests of {name} fail without any mutant: these are left out", flush=True)
+            elif done.returncode:
+                raise SystemExit(f"the tests of {name} do not run: pytest ended with {done.returncode}")
         reach.add(data, times)
     return reach
 
