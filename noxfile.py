@@ -23,6 +23,7 @@ import secrets
 import shutil
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -79,6 +80,9 @@ ON_STANDIN = [
 # transformers' models run with the version of constraints/tested.txt and with an older one, whose constraints are these.
 OLDER = {"5.9.0": "constraints/transformers-5.9.txt"}
 MODELS = ["tests/compat/test_compat_transformers.py", "tests/compat/test_compat_explain.py"]
+
+
+COVERED = ("python", "-m", "coverage", "run", "-m", "pytest")
 
 
 @nox.session
@@ -143,6 +147,36 @@ def fuzz(session: nox.Session, library: str) -> None:
     # Files are read on the host: their tests run on NumPy alone.
     files = ["tests/pinn/test_pinn_untrusted.py", "tests/layers/test_layers_untrusted.py"]
     run_tests(session, library, "tests/fuzz", *(files if library == "numpy" else []))
+
+
+@nox.session(default=False)
+@nox.parametrize("library", [nox.param(x, id=x) for x in (*LIBRARIES, "cuda") if x != "cupy"])
+def coverage(session: nox.Session, library: str) -> None:
+    """The tests on one array library, or the emulated CUDA kernels, with every line and branch counted; a report.
+
+    The counts of a library stay until its next run, and the report is of all libraries that have any.
+    """
+    extras, groups = (["torch"], ["kernels"]) if library == "cuda" else LIBRARIES[library]
+    install(session, extras, ["test", "coverage", *groups])
+    if library == "torch":
+        install_sources(session)
+    counts = session.cache_dir.resolve() / "coverage"
+    counts.mkdir(exist_ok=True)
+    for old in counts.glob(f"{library}.*"):
+        old.unlink()
+    session.env["COVERAGE_FILE"] = str(counts / library)
+    places = ["tests/cuda"] if library == "cuda" else []
+    run_tests(session, "numpy" if library == "cuda" else library, *places, under=COVERED)
+    session.env["COVERAGE_FILE"] = ".coverage"
+    session.run("coverage", "combine", "--keep", "--quiet", *map(str, sorted(counts.iterdir())))
+    session.run("coverage", "report")
+
+
+@nox.session(default=False)
+def mutation(session: nox.Session) -> None:
+    """Whether the tests notice small faults: the first of 400 drawn mutants; `-- --first 40 --seed 1`, again to resume."""
+    install(session, LIBRARIES["numpy"][0], ["test", "coverage", *LIBRARIES["numpy"][1]])
+    session.run("python", "tests/mutation/run.py", *session.posargs, env=environment(session))
 
 
 @nox.session
@@ -374,14 +408,14 @@ def run_with_transformers(session: nox.Session, version: str) -> None:
     session.run("pytest", "--backend=torch", *MODELS, *session.posargs, env=variables)
 
 
-def run_tests(session: nox.Session, library: str, *places: str) -> None:
+def run_tests(session: nox.Session, library: str, *places: str, under: Sequence[str] = ("pytest",)) -> None:
     """Run pytest on one array library: these places (all but those with sessions of their own), unless posargs choose."""
     everything = [
         *(places or ["--ignore=tests/agree", "--ignore=tests/cuda"]),
         "--numprocesses=2",
         "--dist=worksteal",
     ]
-    session.run("pytest", f"--backend={library}", *(session.posargs or everything), env=environment(session))
+    session.run(*under, f"--backend={library}", *(session.posargs or everything), env=environment(session))
 
 
 def environment(session: nox.Session) -> dict[str, str]:

@@ -82,3 +82,11 @@ def test_a_graph_is_pickled_optimised_and_shared(library: Library):
     for array in (pickle.loads(pickle.dumps(first)), library.dask.optimize(first)[0], first.persist()):
         assert np.array_equal(array.compute(), wanted)
     assert np.array_equal(first[:, ::-1].rechunk(7)[:, 3].compute(), wanted[:, ::-1][:, 3])
+
+
+def test_a_product_of_no_tokens(library: Library):
+    """Its sub-steps are an axis that is merged with time, and Dask reshapes nothing that is empty."""
+    inputs = op_inputs("gated_delta_product", "product of nothing", time=0)
+    got = scanfield.gated_delta_product(**library.arrays(inputs))
+    assert got.output.shape[1] == 0
+    assert np.array_equal(library.numpy(got.final_state), inputs["initial_state"])

@@ -141,10 +141,10 @@ def layer_output(series: np.ndarray, weight: np.ndarray, b: np.ndarray) -> np.nd
     return sum(series[:, j : j + time] * weight[:, j] for j in range(width)) + b
 
 
-@pytest.mark.parametrize("rule", [WSquare(bias=False), Flat()], ids=repr)
+@pytest.mark.parametrize("rule", [WSquare(bias=False), Flat(), ZBox(-2.0, 3.0)], ids=repr)
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_padding_gets_nothing(rule: Rule, packed: bool):
-    """Rules that do not look at the input give all to the tokens there are, none to the zeros before the first."""
+    """Rules that give to an input of 0 too give all to the tokens there are, none to the zeros before the first."""
     layer = CausalConv1d(2, 3).init(0, dtype="float64")
     x, R = np.random.default_rng(7).standard_normal((2, 1, 5, 2))
     found = layer.relevance(R, x, rules=rule, epsilon=0.0, cu_seqlens=[0, 2, 5] if packed else None)
@@ -186,3 +186,34 @@ def test_zero_output_passes_nothing_and_is_told():
     layer.set_parameter("weight", np.asarray([[1.0, -1.0]]))
     found = layer.relevance(np.asarray([[[3.0]]]), np.asarray([[[2.0, 2.0]]]), epsilon=0.0)
     assert np.all(found.x == 0) and found.report.absorbed[0] == 3.0 and found.report.gap[0] == 0
+
+
+def test_a_sum_of_zero_counts_as_positive():
+    """Without the bias the sum is 0 while the output is 1: the stabiliser alone is divided by, with a plus."""
+    layer = Linear(2, 1).init(0, dtype="float64")
+    layer = layer.replaced({"weight": np.asarray([[1.0, -1.0]]), "bias": np.asarray([1.0])})
+    rule = Epsilon(0.5, bias=False)
+    found = layer.relevance(np.asarray([[[3.0]]]), np.asarray([[[2.0, 2.0]]]), rules=rule, epsilon=0.0)
+    assert found.x.tolist() == [[[12.0, -12.0]]] and found.report.absorbed[0] == 3.0
+
+
+class Matrix:
+    """x W^T as a rule sees it."""
+
+    def apply(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x @ weight.T
+
+    def transpose(self, rho: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return rho @ weight
+
+    def ones(self, x: np.ndarray) -> np.ndarray:
+        return np.ones_like(x)
+
+
+@pytest.mark.parametrize("bias", [None, np.asarray([4.0])], ids=["no bias", "bias"])
+def test_without_a_stabiliser_the_modified_gradient_passes_as_it_is(bias: np.ndarray | None):
+    """Also through an output of 0, by which nothing is divided, and to the last bit."""
+    x, w = np.asarray([[2.0, 1.0]]), np.asarray([[0.1, -0.3]])
+    found = Epsilon().propagate(np, Matrix(), x, w, bias, np.asarray([[0.0]]), np.asarray([[3.0]]))
+    assert np.array_equal(found.rho[0], 3.0 * w) and found.absorbed is None
+    assert found.to_bias is None if bias is None else found.to_bias == 12.0

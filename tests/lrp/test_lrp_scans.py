@@ -279,6 +279,15 @@ def test_twice_the_same_bits(library: Library):
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
+def test_a_report_is_a_table_of_sums():
+    a, b = np.full((2, 3, 1), 0.5), np.ones((2, 3, 1))
+    found = relevance(scanfield.linear_scan, b, a, b)
+    assert found.b is found.u is found.x is found.value
+    told = dict(line.split() for line in str(found.report).splitlines())
+    assert list(told) == [*found.report._fields, "gap"]
+    assert float(told["sum_out"]) == pytest.approx(6.0) and abs(float(told["gap"])) < 1e-12
+
+
 def test_supports():
     assert [op for op in OPERATIONS if supports(operation(op), "state_epsilon")] == [
         "linear_scan",

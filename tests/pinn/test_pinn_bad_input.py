@@ -7,6 +7,8 @@ import pytest
 
 from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+from scanfield.pinn.fit import relative_error
+from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
 HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
@@ -30,6 +32,18 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
+        (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
+        (lambda: pinn.FourierFeatures(frequencies=[[1.0, np.nan]]), ShapeError, "expected finite numbers"),
+        (lambda: pinn.PML(0.1, reflection=1.0), ArgumentError, "reflection = 1.0"),
+        (lambda: pinn.Interface(LINE, where="left"), ArgumentError, "where = 'left'"),
+        (lambda: pinn.Interface(pinn.PointSet([[0.5]])), ArgumentError, "region: a PointSet has no rim"),
+        (lambda: pinn.Difference(LINE, pinn.PointSet([[0.5]])), ArgumentError, "a PointSet has no shape"),
+        (lambda: pinn.PointSet([[0.5]], {"end": ([[0.0]], [[1.0], [1.0]])}), ShapeError, "has 1 points and 2 normals"),
+        (lambda: pinn.Helmholtz(
+            LINE, pinn.Unknown(1.0, "s"), boundary=pinn.Robin(pinn.Unknown(1.0, "s"), 0.0)
+        ), ArgumentError, "name = 's': two unknowns"),
+        (lambda: manufactured(1.0, [1, 1, 1, 1]), ArgumentError, "one to three numbers"),
+        (lambda: relative_error(np.ones(3), np.zeros(3)), ArgumentError, "exact: it is zero"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=3), ArgumentError, "boundary is 3"),
         (lambda: pinn.Helmholtz(LINE, 1.0, data=3), ArgumentError, "data is 3"),
         (lambda: pinn.Helmholtz(LINE, 1.0, data=[3]), ArgumentError, "data holds a int"),
@@ -53,6 +67,9 @@ def test_named(call, error, words):
 def test_points_that_are_no_real_numbers_are_refused(tmp_path):
     problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
     network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    for wide in (np.zeros((3, 2)), np.zeros(3)):
+        with pytest.raises(ShapeError, match=r"^x has shape .*: \(n, 1\) is expected"):
+            problem.field(network, wide)
     for bad in (np.asarray([[1j]]), [["a"]], None):
         with pytest.raises(DtypeError, match=r"^x: came"):
             problem.field(network, bad)
@@ -85,3 +102,30 @@ def test_scales_of_what_is_next_to_nothing(wavenumber, value):
     problem = pinn.Helmholtz(LINE, wavenumber, value, pinn.Dirichlet(value))
     assert problem.field_scale == 1.0 and problem.equation_scale == 1.0
     assert all(term.weight == 1.0 for term in problem.terms(problem.draw(4)))
+
+
+@pytest.mark.parametrize(
+    ("points", "more", "error", "words"),
+    [
+        ((3, 2), {}, ShapeError, r"one: pieces with \[2, 3\] points"),
+        ((0, 0), {}, ShapeError, "one: no points"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None,))}, ArgumentError, "wavenumber has 1 factors for 2 pieces"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None, None), 0)}, ArgumentError, "wavenumber has power 0"),
+        ((3, 3), {"wavenumber": pinn.Dependence((None, None), True)}, ArgumentError, "wavenumber has power True"),
+    ],
+)  # fmt: skip
+def test_terms(points, more, error, words):
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    pieces = tuple(pinn.Piece(np.ones((n, 1)), value=np.ones(n)) for n in points)
+    with pytest.raises(error, match=words):
+        pinn.prepare_terms([pinn.Term("one", pieces, **more)], network)
+
+
+def test_terms_prepared_for_another_network():
+    features = pinn.FourierFeatures(1, 4, scale=1.0)
+    one, two = (pinn.Network.create(features, hidden=[], outputs=outputs) for outputs in (1, 2))
+    prepared = pinn.prepare_terms([pinn.Term("one", (pinn.Piece(np.ones((3, 1)), value=np.ones(3)),))], one)
+    with pytest.raises(
+        ArgumentError, match="prepared for 1 outputs in float64, the network has 2 in float64"
+    ):
+        pinn.prepare_terms(prepared, two)

@@ -75,6 +75,7 @@ def test_two_media_are_continuous_with_the_known_amplitudes():
     x = np.asarray([[0.5 - 1e-12], [0.5]])
     assert abs(np.diff(solution(x))[0]) < 1e-10 and abs(np.diff(solution.gradient(x)[:, 0])[0]) < 1e-8
     assert solution(x)[1] == pytest.approx(2 / 3)
+    assert solution.wavenumber(x).tolist() == [10.0, 20.0]  # the interface belongs to the right
     left = np.asarray([[0.1]])
     assert solution(left)[0] == pytest.approx(np.exp(-4j) - np.exp(4j) / 3)
 

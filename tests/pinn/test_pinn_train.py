@@ -268,6 +268,31 @@ def test_annealing_balances_and_its_literal_form_runs_away():
     assert grown[False] > 10 * grown[True]
 
 
+def test_one_step_of_annealing_is_its_formula():
+    objective = Objective(line(), net(), line().draw(20))
+    x = objective.start()
+
+    def gradient(**multipliers: float) -> dict[str, np.ndarray]:
+        objective.reweight(dict.fromkeys(objective.names, 1.0) | multipliers)
+        moved, _ = objective.split(objective.loss_and_gradient(x)[1])
+        return {name: part for name, part in moved.parameters.items() if name.startswith("W")}
+
+    plain = gradient()
+    own = {  # the loss is linear in a multiplier
+        name: {w: part - plain[w] for w, part in gradient(**{name: 2.0}).items()} for name in objective.names
+    }
+    largest = max(np.max(np.abs(part)) for part in own["equation"].values())
+    gradient(**{"dirichlet left": 7.0})
+    for weighted in (True, False):
+        found = annealed(objective, x, weighted=weighted)
+        assert found.pop("equation") == 1.0
+        for name, multiplier in found.items():
+            before = 7.0 if name == "dirichlet left" else 1.0
+            mean = np.mean([np.mean(np.abs(part)) for part in own[name].values()])
+            want = 0.9 * before + 0.1 * largest / (mean * (before if weighted else 1.0))
+            assert multiplier == pytest.approx(want, rel=1e-9)
+
+
 def test_ntk_multipliers_are_ratios_of_traces():
     objective = Objective(line(), net(), line().draw(20))
     x = objective.start()

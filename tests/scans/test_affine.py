@@ -212,6 +212,24 @@ def test_an_initial_state_has_no_place_in_a_summary(library: Library, op: str):
 def test_packed_sequences_have_a_map_each(library: Library, op: str):
     data = op_inputs(op, f"affine packed {op}", batch=1, time=3, states=3)
     bounds = [0, 0, 2, 3]
-    block = scanfield.summarise(operation(op), **cut(library.arrays(data), 0, 3), cu_seqlens=bounds)
     e = Example(f"affine packed {op}", op, data, {"cu_seqlens": bounds})
-    assert deviation(through(library, block, data["initial_state"]), e.truth().final_state) <= 1e-12
+    for method in (None,) if library.name in ("jax", "dask") else (None, "generic"):
+        block = scanfield.summarise(
+            operation(op), **cut(library.arrays(data), 0, 3), cu_seqlens=bounds, method=method
+        )
+        assert deviation(through(library, block, data["initial_state"]), e.truth().final_state) <= 1e-12
+
+
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "gdn2", "ssd"])
+def test_packs_of_nothing_have_maps_too(op: str):
+    """Sequences without tokens keep their state; a pack without sequences has no map, of the right shape."""
+    none = cut(op_inputs(op, f"affine nothing {op}", batch=1, time=0, states=2), 0, 0)
+    shape = op_inputs(op, f"affine nothing {op}", batch=1, time=0, states=2)["initial_state"].shape
+    for bounds in ([0], [0, 0, 0]):
+        block = scanfield.summarise(operation(op), **none, cu_seqlens=bounds, method="generic")
+        assert block.state.shape == (len(bounds) - 1, *shape[1:]) and not block.state.any()
+        assert block.transition.shape[0] == len(bounds) - 1
+        state = np.ones(block.state.shape)
+        moved = block.transition * state if block.diagonal else block.transition @ state
+        assert np.array_equal(moved, state)

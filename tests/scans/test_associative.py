@@ -179,6 +179,29 @@ def test_no_elements_and_no_tuple(library: Library):
         scanfield.associative_scan(recurrence, library.array(np.ones((1, 3, 1))))
 
 
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize(
+    ("combine", "words"),
+    [
+        ("max", "expected a function of two tuples, came str"),
+        (lambda left, right: left[0], "returned ndarray for 2 elements"),
+        (lambda left, right: left[:1], "returned 1 arrays for 2 elements"),
+        (lambda left, right: (left[0], right[1][:, :, :1]), r"element 1 came back with shape \(1, \d, 1\)"),
+    ],
+)
+def test_what_combine_may_be(combine: Any, words: str):
+    x = np.ones((1, 3, 2))
+    with pytest.raises(scanfield.ScanfieldError, match=f"^combine: .*{words}"):
+        scanfield.associative_scan(combine, (x, x))
+
+
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("axis", [True, 1.0])
+def test_an_axis_is_an_integer(axis: Any):
+    with pytest.raises(scanfield.ArgumentError, match="axis: expected an integer, came"):
+        scanfield.associative_scan(recurrence, (np.ones((1, 3, 1)),) * 2, axis=axis)
+
+
 @pytest.mark.backend("strict", "torch", "jax", "dask", "cupy")
 def test_elements_of_two_libraries(library: Library):
     with pytest.raises(scanfield.BackendError):

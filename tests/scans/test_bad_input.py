@@ -517,3 +517,27 @@ def test_a_step_s_state_is_called_as_the_step_calls_it(library: Library, op: str
         operation(op).step(state[..., :1], **token)
     with pytest.raises(scanfield.ShapeError, match=r"^initial_state: shape"):
         operation(op)(**arrays, initial_state=state[..., :1])
+
+
+_A = np.full((1, 3, 2), 0.5)
+
+
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: scanfield.linear_scan(_A, _A, cu_seqlens=()), ShapeError, "cu_seqlens: empty; it holds"),
+        (lambda: scanfield.linear_scan(_A, _A, states_at=2), ArgumentError, "states_at: came int; allowed are"),
+        (lambda: scanfield.gdn2(_A[..., None], _A[..., None], _A[..., None], scale=10**400),
+         ArgumentError, "scale: too large for a float"),
+        (lambda: scanfield.linear_scan(_A, _A, b=_A), ArgumentError, "linear_scan: multiple values for argument 'b'"),
+        (lambda: scanfield.linear_scan.step(None, _A[:, 0], _A[:, 0], b=_A[:, 0]),
+         ArgumentError, "linear_scan.step: multiple values for argument 'b'"),
+        (lambda: scanfield.linear_scan.step(None, _A[:, 0]), ArgumentError, "missing a required argument: 'b'"),
+        (lambda: scanfield.linear_scan.step(*[_A[:, 0]] * 9), ArgumentError, "too many positional arguments"),
+    ],
+)  # fmt: skip
+def test_calls_that_cannot_be_read(call: Any, error: type[ScanfieldError], words: str):
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)

@@ -4,11 +4,12 @@ candidate.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 from arrays import Library
-from checks import check_kind, check_truth, run_example, vjp
+from checks import check_kind, check_truth, operation, run_example, vjp
 from examples import BASE, DELTA_FAMILY, EXAMPLES, METHODS, OPERATIONS, Example, example
 
 import scanfield
@@ -97,3 +98,14 @@ def test_each_cotangent_alone(library: Library, op: str):
         assert abs(left + right - whole).max() <= 1e-12 * scale, name
     # The final state's cotangent alone reaches what only the final state depends on, and is not lost.
     assert abs(library.numpy(only_final["initial_state"])).max() > 0
+
+
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_the_record_tells_the_defaults_of_the_function(op: str):
+    """What a plugin reads of an option is what a user gets who leaves it away."""
+    parameters = inspect.signature(operation(op)).parameters
+    told = {
+        option.name: option.default for option in operation(op).record.options if option.name in parameters
+    }
+    assert told == {name: parameters[name].default for name in told}

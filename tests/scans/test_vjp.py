@@ -137,6 +137,21 @@ def test_true_gradients_show_small_errors(library: Library, op: str):
     assert all(name in table for name in inputs) and op in table
 
 
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("shape", [(2, 5, 3, 1), (2, 1, 1, 4), (1, 5, 3, 4), (1, 1, 1, 1)])
+def test_a_broadcast_gate_gathers_its_gradient(shape: tuple[int, ...]):
+    """Axes of size 1 are broadcast, any of them; their gradient is the sum over what they were broadcast to."""
+    rng = np.random.default_rng(3)
+    a, b = rng.uniform(0.5, 1, shape), rng.standard_normal((2, 5, 3, 4))
+    full, back = scanfield.vjp(scanfield.linear_scan, np.broadcast_to(a, b.shape).copy(), b)
+    small, back_small = scanfield.vjp(scanfield.linear_scan, a, b)
+    d = rng.standard_normal(b.shape)
+    want, got = back(d, None), back_small(d, None)
+    ones = tuple(i for i, size in enumerate(shape) if size != b.shape[i])
+    assert deviation(small.output, full.output) <= 1e-15 and deviation(got["b"], want["b"]) <= 1e-15
+    assert deviation(got["a"], want["a"].sum(axis=ones, keepdims=True)) <= 1e-13
+
+
 def test_a_complex_gradient_is_checked_in_both_parts(library: Library):
     from examples import linear_inputs
 

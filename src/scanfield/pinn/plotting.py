@@ -66,7 +66,8 @@ def _field(
     columns = [m.reshape(-1) for m in mesh]
     columns += [np.full(columns[0].shape, 0.5 * (low[i] + high[i])) for i in range(2, problem.dimensions)]
     x = np.stack(columns, axis=1)
-    inside = problem.domain.contains(x)
+    centre = 0.5 * (np.asarray(low) + np.asarray(high))
+    inside = problem.domain.contains(x + 1e-9 * (centre - x))  # the edges belong to the picture
     shown = np.full(x.shape[0], np.nan)
     shown[inside] = values(x[inside])
     image = axis.pcolormesh(*ends, shown.reshape(mesh[0].shape), shading="nearest", rasterized=True)
