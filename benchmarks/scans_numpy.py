@@ -367,7 +367,22 @@ def length(quick: bool) -> Iterator[Row]:
             "Cost per token", f"{name} forward, {total:,} tokens in all, {_shape(arrays[lengths[0]], 2)} a token",
             f"T = {lengths[0]:,} to {lengths[-1]:,}", max(each.values()) / min(each.values()), most=1.15,
             unit="max / min", note=f"ns a token at T = {listed}",
-        )  # fmt: skip
+        ) | {"bound": _length_in_c(name, arrays, total, quick)}  # fmt: skip
+
+
+def _length_in_c(name: str, arrays: dict[int, dict[str, np.ndarray]], total: int, quick: bool) -> str:
+    """How even the same loops in C are over these lengths, in a sentence: what is uneven there too is the machine's."""
+    try:
+        loop = getattr(
+            _compiled.loops(_compiled.IEEE),
+            {"selective_scan": "selective", "linear_scan": "linear"}.get(name, name),
+        )
+        calls = {time: lambda given=given: loop(**given) for time, given in arrays.items()}
+        taken = _timing.rivals(calls, least=0.02 if quick else 0.4, rounds=3 if quick else 5)
+    except _compiled.Absent as reason:
+        return f"C was not measured: {reason}."
+    listed = ", ".join(f"{time:,}: {1e9 * seconds / total:.1f}" for time, seconds in taken.items())
+    return f"C of the same loops in this run: {max(taken.values()) / min(taken.values()):.3g}; ns a token at T = {listed}."
 
 
 # -- against C ---------------------------------------------------------------------------------------------------------
