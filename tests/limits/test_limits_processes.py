@@ -168,6 +168,7 @@ def test_spawned_after_use(request, tmp_path):
 
 
 INTERRUPTS = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 want = bits(WORK[0]()), bits(WORK[1]())
 caught = 0
 def interrupt():

@@ -40,6 +40,7 @@ def cuts_of(size: int) -> list[list[int]]:
     rng = np.random.default_rng(20)
     places = [*range(10, TIME, 10), 0, TIME, *map(int, rng.integers(1, TIME, 21))]
     mixed = [places[i] for i in rng.permutation(len(places))]
+    mixed += mixed[: -len(mixed) % (size - 1)]
     return [sorted(mixed[i : i + size - 1]) for i in range(0, len(mixed), size - 1)]
 
 

@@ -58,6 +58,7 @@ class Objective:
         found.problem, found.network, found.sample, found.chunk = problem, network, sample, chunk
         found.terms, found.names = terms, tuple(shape.name for shape in terms.shapes)
         found._scales = terms.weights
+        found._workspace = None
         found.multipliers = dict.fromkeys(found.names, 1.0)
         return found
 
