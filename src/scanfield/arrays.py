@@ -106,7 +106,8 @@ def is_plain(kind: type) -> bool:
 
 def _recognise(array: Array, argument: str) -> Library:
     kind = type(array)
-    if _enter_tensors(kind):  # a compiler that traces knew other classes of tensors when it first read the dictionary
+    # A compiler that traces knew other classes of tensors when it first read the dictionary.
+    if _enter_tensors(kind):
         return _TORCH["torch"]
     shown = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(array, numpy.matrix | numpy.ma.MaskedArray):

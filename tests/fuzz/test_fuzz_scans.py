@@ -27,7 +27,9 @@ fuzz = settings(max_examples=DRAWS, derandomize="SCANFIELD_FUZZ_SEED" not in os.
 
 def leave_out(session: str, test: str, given: dict[str, Any]) -> bool:
     """Read-only arrays are among the ways in which arrays lie; JAX, which compiles for each draw, is for `nox -s fuzz`."""
-    return given.get("library") == "readonly" or (session == "jax" and "SCANFIELD_FUZZ_SEED" not in os.environ)
+    return given.get("library") == "readonly" or (
+        session == "jax" and "SCANFIELD_FUZZ_SEED" not in os.environ
+    )
 
 
 LIMITS = {"float64": 1e-11, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
