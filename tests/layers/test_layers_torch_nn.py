@@ -301,6 +301,7 @@ def test_one_graph_of_a_pack_at_the_first_call(monkeypatch: pytest.MonkeyPatch):
     """Nothing was met before: neither the class of parameters, which is not that of x, nor the bounds."""
     block, x = nn.CausalConv1d(WIDTH, 3, seed=0), torch.randn(1, 7, WIDTH)
     monkeypatch.delitem(scanfield.arrays._LIBRARIES, torch.nn.Parameter, raising=False)
+    monkeypatch.setattr(scanfield.arrays, "_ENTERED", set())
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     got = compiled(x, cu_seqlens=[0, 2, 7])
     want = block(x, cu_seqlens=[0, 2, 7])
