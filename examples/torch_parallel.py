@@ -75,6 +75,7 @@ def main() -> None:
     )
     if rank == 0:
         print(f"{size} ranks: block {losses[0]:.3f} -> {losses[-1]:.3f}, PINN {fit.loss:.1e}")  # noqa: T201
+    dist.barrier()  # the rank that keeps the group's store must not be the first to go
     dist.destroy_process_group()
 
 

@@ -12,15 +12,23 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+# What C++ says of a thread that outlives its owner. It was seen once in some twenty runs, after the example had printed its result:
+# PyTorch's own threads at the end of a process. Once more, then.
+ABORTED = "terminate called without an active exception"
+
+
 def run(name: str, *before: str, **environment: str) -> str:
-    finished = subprocess.run(
-        [sys.executable, *before, str(EXAMPLES / name)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    for _ in range(2):
+        finished = subprocess.run(
+            [sys.executable, *before, str(EXAMPLES / name)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        if finished.returncode == 0 or ABORTED not in finished.stderr:
+            break
     assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
     return finished.stdout
 
