@@ -12,8 +12,8 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-# What C++ says of a thread that outlives its owner. It was seen once in some twenty runs, after the example had printed its result:
-# PyTorch's own threads at the end of a process. Once more, then.
+# What C++ says of a thread that outlives its owner. It was seen once in some twenty runs, after the example had printed its
+# result: PyTorch's own threads at the end of a process. Once more, then.
 ABORTED = "terminate called without an active exception"
 
 
