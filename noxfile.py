@@ -60,7 +60,7 @@ LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
     "strict": (["pinn"], ["strict"]),
     "torch": (["torch", "numba", "pinn"], ["peers-torch"]),
     "jax": (["jax", "numba", "pinn"], []),
-    "dask": (["dask", "numba"], ["distributed", "strict"]),
+    "dask": (["dask", "numba", "pinn"], ["distributed", "strict"]),
     "cupy": (["cupy-cuda12", "pinn"], []),
 }
 
