@@ -77,7 +77,8 @@ def test_forward(library: Library, op: str, data: st.DataObject) -> None:
     given_ = moved(library, drawn)
     before = snapshot(given_, library)
     method = chosen(data, library, drawn)
-    result = operation(op)(**given_, **drawn.options, method=method)
+    with np.errstate(all="ignore"):  # array-api-strict warns of infinities as NumPy does
+        result = operation(op)(**given_, **drawn.options, method=method)
     assert snapshot(given_, library) == before
     with np.errstate(all="ignore"):
         truth = reference.forward(op, drawn.exact, **_without_chunks(drawn.options))
