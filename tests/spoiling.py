@@ -98,7 +98,7 @@ ODD_LINES = [
     'region = { kind = "disk", center = [0, 0], radius = 0.3 }', "width = 0.2", "reflection = 1e-300",
     "name = [1]", "order = 1e300",
     "orders = 1000000000000", "total = 3", "hidden = [1000000000]", "features = 1000000000000",
-    'checkpoint = "/tmp/x"',
+    'checkpoint = "/elsewhere"',
     'resume = "../x"', "chunk = 1000000000000", "points = 1000000000000", 'value = "solution.normal"',
     'exact = "x"', 'source = "y"',
     'function = "tan"', "a = [1e300, 1]", 'optimizer = ["lm", "adam"]', "iterations = -1",
