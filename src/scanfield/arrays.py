@@ -63,7 +63,6 @@ REAL_OF = {
 }
 _NAMES: dict[tuple[type, Any], str] = {}
 _ENTERED: set[type] = set()
-_TORCH: dict[str, Library] = {}
 _RECORDED: dict[type, Callable[[], bool]] = {}
 """For the plain classes of torch: whether somebody records what is done to their tensors."""
 
@@ -79,14 +78,12 @@ def _enter_tensors(kind: type) -> bool:
     """Enter a class of torch tensors, from the class alone, and the names of torch's dtypes.
 
     Called before the dictionaries are read: a compiler that traces the first call of all sees a dictionary as it is at
-    its first reading. True for a class of tensors.
+    its first reading.
     """
     if kind not in _ENTERED:
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
-            _LIBRARIES[kind] = _TORCH["torch"] = Library(
-                "torch", importlib.import_module("array_api_compat.torch")
-            )
+            _LIBRARIES[kind] = Library("torch", importlib.import_module("array_api_compat.torch"))
             for name in (*REAL, *COMPLEX):
                 dtype = getattr(torch, name, None)
                 if dtype is not None:
@@ -94,7 +91,7 @@ def _enter_tensors(kind: type) -> bool:
             if kind in (torch.Tensor, torch.nn.Parameter):
                 _RECORDED[kind] = lambda: torch.compiler.is_compiling() or torch.jit.is_tracing()
         _ENTERED.add(kind)
-    return kind in _LIBRARIES and _LIBRARIES[kind].name == "torch"
+    return True
 
 
 def is_plain(kind: type) -> bool:
@@ -106,9 +103,6 @@ def is_plain(kind: type) -> bool:
 
 def _recognise(array: Array, argument: str) -> Library:
     kind = type(array)
-    # A compiler that traces knew other classes of tensors when it first read the dictionary.
-    if _enter_tensors(kind):
-        return _TORCH["torch"]
     shown = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(array, numpy.matrix | numpy.ma.MaskedArray):
         line = f"{argument} = numpy.asarray({argument})"
