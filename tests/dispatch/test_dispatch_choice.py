@@ -137,3 +137,10 @@ def test_a_family_is_of_one_library_and_device():
     assert here in ("", "numpy.numba")
     assert families.family("pinn", "numpy", "cuda") == ()
     assert families.family("no such family", "numpy", "cpu") == ()
+
+
+@pytest.mark.parametrize("method", [3, 2.5, ("generic",)])
+def test_a_method_is_a_name(method):
+    for call in (scanfield.linear_scan, lambda *x, **o: scanfield.explain(scanfield.linear_scan, *x, **o)):
+        with pytest.raises(ArgumentError, match=f"method: expected a name, came {type(method).__name__}"):
+            call(A, B, method=method)

@@ -92,7 +92,7 @@ def explain_call(call: Call, method: str | None = None, notes: Sequence[str] = (
     registry.ensure(*key)
     row = registry._TABLE[key]
     form = operation.choose(call)
-    forced = method or registry.forced_method()
+    forced = registry.forced_method() if method is None else method
     verdicts = []
     for verb in VERBS:
         if verb == "backward":  # goes with save
