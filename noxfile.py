@@ -1,10 +1,10 @@
 # /// script
-# dependencies = ["nox>=2025.2.9", "packaging"]
+# dependencies = ["nox>=2026.8.10", "packaging"]
 # ///
 """Every check of the project, a session each.
 
     nox -l                                    the menu
-    nox                                       what CI runs
+    nox -j 2                                  what CI runs, two sessions at a time
     nox -s "tests(jax)"                       one session
     nox -s "tests(torch)" -- -k gdn2 -x       what stands after -- goes to the tool
     nox -R -s lint                            once more, without installing once more
@@ -30,24 +30,26 @@ import nox
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-nox.needs_version = ">=2025.2.9"
+nox.needs_version = ">=2026.8.10"  # the first with --parallel
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
+nox.options.allow_parallel = True
 # What CI runs. Not here: tests(cupy), which needs a GPU; the other Python versions, which may not be installed; bench.
+# What fails soonest comes first, then the longest, so that two sessions at a time end at about the same time.
 nox.options.sessions = [
     "lint",
     "typing",
-    "tests(numpy)",
-    "tests(strict)",
-    "tests(torch)",
     "tests(jax)",
-    "tests(dask)",
-    "cuda",
     "agree",
-    "minimums",
-    "build",
-    "docs",
+    "tests(torch)",
+    "tests(numpy)",
+    "cuda",
+    "tests(dask)",
+    "tests(strict)",
     "demo",
+    "minimums",
+    "docs",
+    "build",
 ]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
@@ -195,8 +197,7 @@ def agree(session: nox.Session) -> None:
     The CUDA kernels too, without a card: on a CuPy made of NumPy arrays, by an emulator (which needs g++).
     """
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
-    # Two processes: a case is mostly compilers of one thread.
-    command = ["python", "tests/cuda/on_standin.py", "check", "--full", "--jobs=2"]
+    command = ["python", "tests/cuda/on_standin.py", "check", "--full", f"--jobs={processes(session)}"]
     session.run(*command, *session.posargs, env=environment(session))
     session.run("pytest", "tests/agree", env=environment(session))
 
@@ -412,10 +413,15 @@ def run_tests(session: nox.Session, library: str, *places: str, under: Sequence[
     """Run pytest on one array library: these places (all but those with sessions of their own), unless posargs choose."""
     everything = [
         *(places or ["--ignore=tests/agree", "--ignore=tests/cuda"]),
-        "--numprocesses=2",
+        f"--numprocesses={processes(session)}",
         "--dist=worksteal",
     ]
     session.run(*under, f"--backend={library}", *(session.posargs or everything), env=environment(session))
+
+
+def processes(session: nox.Session) -> int:
+    """How many of its own a session may run at a time: most of what it waits for is compilers of one thread."""
+    return 1 if session.parallel else 2
 
 
 def environment(session: nox.Session) -> dict[str, str]:
