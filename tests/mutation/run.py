@@ -40,6 +40,7 @@ MEASURED = {
     "cli": ["tests/cli/test_info.py", "tests/cli/test_helmholtz_files.py", "-k=not readonly"],
     "pinn": ["tests/pinn", "--ignore=tests/pinn/test_pinn_solves.py", "-k=not readonly"],
     "scans": ["tests/scans", "-k=not numba and not readonly and not float32"],
+    "shards": ["tests/parallel/test_reduce.py"],
 }
 # These start processes of their own, in which no line is measured: what breaks their package meets them last.
 APART = {"dispatch": ["tests/dispatch/test_dispatch_plugins.py"]}
@@ -162,10 +163,12 @@ def measure(scratch: Path, tree: Path) -> Reach:
             covered = [sys.executable, "-m", "coverage", "run", "--rcfile=/dev/null", "--branch"]
             covered += ["--source=src/scanfield", "-m", "pytest", "-p", "reach", *QUIET, *places]
             done = subprocess.run(covered, cwd=tree, env=os.environ | surroundings(tree) | more, check=False)
-            if done.returncode == 1:
+            if done.returncode not in (0, 1) or not (data.exists() and times.exists()):
+                raise SystemExit(
+                    f"the tests of {name} do not run under coverage: it ended with {done.returncode}"
+                )
+            if done.returncode:
                 print(f"tests of {name} fail without any mutant: these are left out", flush=True)
-            elif done.returncode:
-                raise SystemExit(f"the tests of {name} do not run: pytest ended with {done.returncode}")
         reach.add(data, times)
     return reach
 
