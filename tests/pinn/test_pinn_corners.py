@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,13 @@ def test_gradients_are_checked_in_float64_and_told():
         pinn.check_gradients(low, [pinn.Term("one", [pinn.Piece(np.ones((3, 1), "float32"), value=1.0)])])
     told = str(pinn.GradientCheck({"W0": 1e-9, "frequencies": 2e-8}, 1e-5)).splitlines()
     assert told[1:] == ["W0           1.0e-09", "frequencies  2.0e-08"]
+
+
+def test_a_process_without_stderr_trains(monkeypatch):
+    """As pythonw on Windows: there is no terminal to draw on."""
+    monkeypatch.setattr(sys, "stderr", None)
+    problem = pinn.Helmholtz(LINE, 1.0, boundary=pinn.Dirichlet(1.0))
+    assert pinn.train(problem, network(), points=8, iterations=1, held_out=4).iterations == 1
 
 
 def test_a_column_of_values_is_a_row_of_numbers():
