@@ -45,6 +45,8 @@ MEASURED = {
 # These start processes of their own, in which no line is measured: what breaks their package meets them last.
 APART = {"dispatch": ["tests/dispatch/test_dispatch_plugins.py"]}
 QUIET = ["-q", "-n0", "--backend=numpy", "--tb=line"]
+# What was imported before the fork cannot have its asserts rewritten, and need not.
+FORKED = [*QUIET, "-x", "-Wignore::pytest.PytestAssertRewriteWarning"]
 PRELOADED = (
     "numpy",
     "scipy.optimize",
@@ -53,6 +55,8 @@ PRELOADED = (
     "numba",
     "array_api_compat.numpy",
     "pytest",
+    "hypothesis.strategies",
+    "jaxtyping",
 )
 
 
@@ -199,10 +203,10 @@ def judge(mutant: Mutant, tree: Path, tests: list[str], left_out: int, seconds: 
                 path, ns=(times.st_atime_ns, time.time_ns() + 10**9 * 10**4)
             )  # no older bytecode is taken for it
             cpu = 30 + round(10 * seconds)
-            status, killer = child(tree, [*QUIET, "-x", *tests], cpu)
+            status, killer = child(tree, [*FORKED, *tests], cpu)
             if status == "lost":  # the mutant renamed parameters of tests
                 functions = dict.fromkeys(test.split("[")[0] for test in tests)
-                status, killer = child(tree, [*QUIET, "-x", *functions], cpu)
+                status, killer = child(tree, [*FORKED, *functions], cpu)
             if status == "lost":
                 raise SystemExit(f"{mutant.file}:{mutant.line}: pytest finds no tests to run: {killer}")
         finally:
