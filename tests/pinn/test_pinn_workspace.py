@@ -351,6 +351,18 @@ def test_primitive_operations_write_and_add(library: Any, dtype: str) -> None:
         assert not np.any(library.numpy(out))
 
 
+@writing
+def test_no_rows_are_written_nowhere(library: Any) -> None:
+    """A shard without points adds nothing, and shares no memory with what it came from."""
+    base, sums = (library.xp.ones_like(library.array(np.ones(shape))) for shape in ((4, 3), 3))
+    none = base[:0, :]
+    pinn.sub_out(none, none, library.xp.ones_like(none))
+    pinn.sum_rows_out(none, base[1, :], accumulate=True)
+    assert np.all(library.numpy(base) == 1.0)
+    pinn.sum_rows_out(none, sums)
+    assert not np.any(library.numpy(sums))
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
