@@ -85,6 +85,8 @@ def test_a_process_without_stderr_trains(monkeypatch):
 def test_a_column_of_values_is_a_row_of_numbers():
     problem = pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5], [1.0]], [[1.0], [2.0]]))
     assert problem.data[0].values.tolist() == [1.0, 2.0]
+    with pytest.raises(ShapeError, match=r"has shape \(2, 2\): \(\) or \(2,\), one number a point"):
+        pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5], [1.0]], [[1.0, 3.0], [2.0, 4.0]]))
 
 
 def test_unknown_parameters_are_named():

@@ -100,9 +100,7 @@ def test_one_sequence_alone_comes_with_the_line_that_mends_it(library: Library):
     scope = {"query": alone}
     exec(str(caught.value).split("; one sequence: ")[1], scope)  # noqa: S102  (the advice itself is what is tested)
     assert tuple(scope["query"].shape) == (1, *inputs["query"].shape[1:])
-    with pytest.raises(
-        ShapeError, match=r"expected \(batch, vheads, key, value\)$"
-    ):  # no sequence: no such line
+    with pytest.raises(ShapeError, match=r"expected \(sequence, vheads, key, value\)$"):  # no such line
         scanfield.gdn2(**{**inputs, "initial_state": inputs["initial_state"][0, ...]})
 
 
