@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -71,8 +72,10 @@ def test_gradients_are_checked_in_float64_and_told():
     low = network(dtype="float32")
     with pytest.raises(ArgumentError, match="network: in float32"):
         pinn.check_gradients(low, [pinn.Term("one", [pinn.Piece(np.ones((3, 1), "float32"), value=1.0)])])
-    told = str(pinn.GradientCheck({"W0": 1e-9, "frequencies": 2e-8}, 1e-5)).splitlines()
-    assert told[1:] == ["W0           1.0e-09", "frequencies  2.0e-08"]
+    found = pinn.GradientCheck({"W0": 1e-9, "frequencies": 2e-8}, 1e-5)
+    assert str(found).splitlines()[1:] == ["W0           1.0e-09", "frequencies  2.0e-08"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.step = 1e-3
 
 
 def test_a_process_without_stderr_trains(monkeypatch):

@@ -144,11 +144,19 @@ def test_sizes_of_one(library: Library, op: str, K: int, V: int):
 
 @pytest.mark.backend("numpy")
 def test_limits_that_meet_are_a_constant_step():
+    """A step that lies on them already is not changed, and its gradient passes (as through torch.clamp)."""
     inputs = op_inputs("selective_scan", "constant step")
     steps = np.full_like(inputs["delta"], 0.3) - inputs["delta_bias"]
     got = scanfield.selective_scan(**inputs, dt_limit=(0.3, 0.3))
     want = scanfield.selective_scan(**{**inputs, "delta": steps})
     assert deviation(got.output, want.output) <= 1e-14
+    inputs |= {"delta": np.full_like(steps, 0.25), "delta_bias": np.zeros_like(inputs["delta_bias"])}
+    for method in (None, "generic"):
+        (_, free), (_, held) = (
+            scanfield.vjp(scanfield.selective_scan, **inputs, dt_limit=limit, method=method)
+            for limit in (None, (0.25, 0.25))
+        )
+        assert np.array_equal(held(want.output)["delta"], free(want.output)["delta"])
 
 
 @pytest.mark.backend("numpy")
