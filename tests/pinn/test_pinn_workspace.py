@@ -272,7 +272,10 @@ def test_whole_jets_are_swept_back_layer_by_layer(library: Any, d: int) -> None:
     for name, g in want.items():
         assert deviation(library.numpy(made[name]), library.numpy(g)) < 1e-13, name
 
+    alone = library.xp.zeros_like(ws.dB)
     for times, accumulate in ((1, False), (2, True), (1, False)):
+        pinn.fourier_grad(x, dphi, B, alone, accumulate=accumulate)  # without a workspace
+        assert deviation(library.numpy(alone), times * library.numpy(want["B"])) < 1e-13
         pinn.layer_backward_inplace(bar, h[1], h[0], weights[1], 1, False, ws, accumulate=accumulate)
         dh = 1.0 * ws.dL_dh_prev_stacks[1]
         pinn.layer_backward_inplace(dh, h[0], features, weights[0], 0, True, ws, accumulate=accumulate)
