@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import scanfield
-from scanfield.dispatch import families, loops, registry
+from scanfield.dispatch import Candidate, Manifest, families, loops, registry
 from scanfield.dispatch.registry import Loaded
 from scanfield.errors import ArgumentError, BackendError
 
@@ -67,6 +68,42 @@ def test_reasons_when_a_name_is_forced(with_candidate):
     assert set(told.values()) == {(False, "method='numpy.same' is forced")}
 
 
+def test_the_table_marks_what_is_taken(with_candidate):
+    told = scanfield.explain(scanfield.linear_scan, A, B)
+    head, names, line, *rows = str(told).splitlines()
+    assert head == "linear_scan on numpy arrays (cpu), carried in float64"
+    assert names.split() == ["candidate", "verb", "why"] and set(line) == {"-", " "}
+    marks = [row.split()[:3] for row in rows[: len(told.verdicts)]]
+    assert marks == [[v.candidate, v.verb, "taken" if v.taken else "-"] for v in told.verdicts]
+    assert {mark for *_, mark in marks} == {"taken", "-"}
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_of_candidates_of_one_name_that_of_the_device_runs(monkeypatch, devices):
+    entries = tuple(
+        Candidate("numpy.twice", ("linear_scan",), device, "dummy_backend:Loopback") for device in devices
+    )
+    monkeypatch.setattr(registry, "_MANIFESTS", [Manifest("numpy", "numpy", "", entries)])
+    monkeypatch.setattr(registry, "_TABLE", {})
+    told = reasons()
+    assert told["numpy.twice"] == (True, "the first candidate that takes the call")
+
+
+def test_backends_are_usable_if_they_can_be_imported(monkeypatch, tmp_path):
+    """Whether they have been yet, or not: looking imports nothing."""
+    (tmp_path / "library_not_yet_met.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "library_turned_off", None)
+    libraries = {"here": "library_not_yet_met", "off": "library_turned_off", "gone": "library_of_nobody"}
+    found = [Manifest(name, module, f"pip install {name}", ()) for name, module in libraries.items()]
+    monkeypatch.setattr(registry, "_MANIFESTS", found)
+    told = {backend.name: backend for backend in scanfield.backends()}
+    assert [told[name].status for name in ("numpy", *libraries)] == ["usable", "usable", "missing", "missing"]
+    assert "library_not_yet_met" not in sys.modules
+    assert str(told["gone"]).split() == ["gone", "missing", "not", "installed:", "pip", "install", "gone"]
+    assert str(told["numpy"]) == f"numpy {np.__version__} usable"
+
+
 def test_an_operation_is_itself_and_no_other():
     for operation in (scanfield.linear_scan.record, scanfield.ssd.record):
         twin = dataclasses.replace(operation)
@@ -88,6 +125,27 @@ def test_a_library_is_compiled_that_brought_a_loop(monkeypatch):
     assert loops.is_compiled(A) is False
     monkeypatch.setattr(loops, "LOOPS", {"numpy": lambda *arguments: None})
     assert loops.is_compiled(A) is True
+
+
+def test_a_loop_that_a_library_brought_walks_over_time(monkeypatch):
+    a, b = np.linspace(0.1, 0.9, 24).reshape(1, 12, 2), np.ones((1, 12, 2))
+    walked = []
+
+    def own(step, config, constants, carry, xs, reverse):
+        walked.append(reverse)
+        with monkeypatch.context() as without:
+            without.setattr(loops, "LOOPS", {})
+            return loops.scan(step, config, constants, carry, xs, reverse=reverse)
+
+    def run():
+        result, pullback = scanfield.vjp(scanfield.linear_scan, a, b, method="generic.recurrent")
+        return [*result, *pullback(result.output).values()]
+
+    plain = run()
+    monkeypatch.setattr(loops, "LOOPS", {"numpy": own})
+    for got, want in zip(run(), plain, strict=True):
+        assert np.array_equal(got, want)
+    assert set(walked) == {False, True}
 
 
 # -- families -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,33 @@ def test_every_rule_gives_a_token_its_row():
         found = layer.relevance(R, tokens, rules=rule, epsilon=0.0)
         assert found.x.shape == (1, 3)
         assert deviation(found.x, R.sum(axis=-1)) <= 1e-14
+
+
+def test_settings_that_are_not_given():
+    """y = 1 + 1 - 4 = -2: the stabiliser has its sign, and the bias takes its share (but of the flat rule)."""
+    layer = Linear(2, 1).init(0, dtype="float64")
+    layer = layer.replaced({"weight": np.asarray([[1.0, 1.0]]), "bias": np.asarray([-4.0])})
+    want = {
+        Epsilon(0.5): (-2.0, 8.0),  # of 5 by 5 / -2.5
+        Gamma(1.0, 0.0): (-5 / 6, 20 / 3),  # of 1 + 1 - 8
+        AlphaBeta(2.0, 1.0, 0.0): (5.0, -5.0),  # 2 (1 + 1) / 2 and -(-4 / -4)
+        ZPlus(0.0): (2.5, 0.0),
+        WSquare(0.0): (5 / 18, 80 / 18),
+        Flat(0.0): (2.5, 0.0),
+    }
+    for rule, (each, to_bias) in want.items():
+        found = layer.relevance(np.asarray([[[5.0]]]), np.ones((1, 1, 2)), rules=rule, epsilon=0.0)
+        assert deviation(found.x, np.full((1, 1, 2), each)) <= 1e-14, rule
+        assert abs(found.report.to_bias[0] - to_bias) <= 1e-14, rule
+
+
+def test_rules_are_values():
+    """Equal settings are equal rules, one key of a dictionary, and stay what they are."""
+    assert len(set(RULES)) == len(RULES)
+    for rule in RULES:
+        assert rule == dataclasses.replace(rule) and len({rule, dataclasses.replace(rule)}) == 1
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(rule, dataclasses.fields(rule)[0].name, 0.25)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------

@@ -269,6 +269,14 @@ def test_half_precision_gives_relevance_in_float32(library: Library, low: str):
     assert library.dtype(got.value) == library.dtype(got.initial_state) == "float32"
 
 
+def test_arrays_by_position_and_by_name():
+    inputs = op_inputs("gdn2", "relevance by name")
+    R = np.ones(reference.forward("gdn2", inputs).output.shape)
+    want = relevance(scanfield.gdn2, R, **inputs)
+    first = [inputs.pop(name) for name in ("query", "key")]
+    assert same_bits(relevance(scanfield.gdn2, R, *first, **inputs).value, want.value)
+
+
 def test_twice_the_same_bits(library: Library):
     inputs = op_inputs("gdn2", "same relevance")
     R = np.ones(reference.forward("gdn2", inputs).output.shape)

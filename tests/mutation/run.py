@@ -40,10 +40,13 @@ MEASURED = {
     "cli": ["tests/cli/test_info.py", "tests/cli/test_helmholtz_files.py", "-k=not readonly"],
     "pinn": ["tests/pinn", "--ignore=tests/pinn/test_pinn_solves.py", "-k=not readonly"],
     "scans": ["tests/scans", "-k=not numba and not readonly and not float32"],
+    "shards": ["tests/parallel/test_reduce.py"],
 }
 # These start processes of their own, in which no line is measured: what breaks their package meets them last.
 APART = {"dispatch": ["tests/dispatch/test_dispatch_plugins.py"]}
 QUIET = ["-q", "-n0", "--backend=numpy", "--tb=line"]
+# What was imported before the fork cannot have its asserts rewritten, and need not.
+FORKED = [*QUIET, "-x", "-Wignore::pytest.PytestAssertRewriteWarning"]
 PRELOADED = (
     "numpy",
     "scipy.optimize",
@@ -52,6 +55,8 @@ PRELOADED = (
     "numba",
     "array_api_compat.numpy",
     "pytest",
+    "hypothesis.strategies",
+    "jaxtyping",
 )
 
 
@@ -162,10 +167,12 @@ def measure(scratch: Path, tree: Path) -> Reach:
             covered = [sys.executable, "-m", "coverage", "run", "--rcfile=/dev/null", "--branch"]
             covered += ["--source=src/scanfield", "-m", "pytest", "-p", "reach", *QUIET, *places]
             done = subprocess.run(covered, cwd=tree, env=os.environ | surroundings(tree) | more, check=False)
-            if done.returncode == 1:
+            if done.returncode not in (0, 1) or not (data.exists() and times.exists()):
+                raise SystemExit(
+                    f"the tests of {name} do not run under coverage: it ended with {done.returncode}"
+                )
+            if done.returncode:
                 print(f"tests of {name} fail without any mutant: these are left out", flush=True)
-            elif done.returncode:
-                raise SystemExit(f"the tests of {name} do not run: pytest ended with {done.returncode}")
         reach.add(data, times)
     return reach
 
@@ -196,10 +203,10 @@ def judge(mutant: Mutant, tree: Path, tests: list[str], left_out: int, seconds: 
                 path, ns=(times.st_atime_ns, time.time_ns() + 10**9 * 10**4)
             )  # no older bytecode is taken for it
             cpu = 30 + round(10 * seconds)
-            status, killer = child(tree, [*QUIET, "-x", *tests], cpu)
+            status, killer = child(tree, [*FORKED, *tests], cpu)
             if status == "lost":  # the mutant renamed parameters of tests
                 functions = dict.fromkeys(test.split("[")[0] for test in tests)
-                status, killer = child(tree, [*QUIET, "-x", *functions], cpu)
+                status, killer = child(tree, [*FORKED, *functions], cpu)
             if status == "lost":
                 raise SystemExit(f"{mutant.file}:{mutant.line}: pytest finds no tests to run: {killer}")
         finally:

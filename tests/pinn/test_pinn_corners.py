@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 import numpy as np
 import pytest
 
@@ -69,13 +72,24 @@ def test_gradients_are_checked_in_float64_and_told():
     low = network(dtype="float32")
     with pytest.raises(ArgumentError, match="network: in float32"):
         pinn.check_gradients(low, [pinn.Term("one", [pinn.Piece(np.ones((3, 1), "float32"), value=1.0)])])
-    told = str(pinn.GradientCheck({"W0": 1e-9, "frequencies": 2e-8}, 1e-5)).splitlines()
-    assert told[1:] == ["W0           1.0e-09", "frequencies  2.0e-08"]
+    found = pinn.GradientCheck({"W0": 1e-9, "frequencies": 2e-8}, 1e-5)
+    assert str(found).splitlines()[1:] == ["W0           1.0e-09", "frequencies  2.0e-08"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.step = 1e-3
+
+
+def test_a_process_without_stderr_trains(monkeypatch):
+    """As pythonw on Windows: there is no terminal to draw on."""
+    monkeypatch.setattr(sys, "stderr", None)
+    problem = pinn.Helmholtz(LINE, 1.0, boundary=pinn.Dirichlet(1.0))
+    assert pinn.train(problem, network(), points=8, iterations=1, held_out=4).iterations == 1
 
 
 def test_a_column_of_values_is_a_row_of_numbers():
     problem = pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5], [1.0]], [[1.0], [2.0]]))
     assert problem.data[0].values.tolist() == [1.0, 2.0]
+    with pytest.raises(ShapeError, match=r"has shape \(2, 2\): \(\) or \(2,\), one number a point"):
+        pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[0.5], [1.0]], [[1.0, 3.0], [2.0, 4.0]]))
 
 
 def test_unknown_parameters_are_named():

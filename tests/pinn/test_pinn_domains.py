@@ -47,6 +47,7 @@ def test_interior_points_lie_inside(name, rule):
     else:
         assert x.shape[0] == 300
         np.testing.assert_array_equal(x, domain.interior(300, rule, seed=3))
+        np.testing.assert_array_equal(domain.interior(9, rule), domain.interior(9, rule, seed=0))
 
 
 @pytest.mark.parametrize("name", [name for name in DOMAINS if name != "frame"])

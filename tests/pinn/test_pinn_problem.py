@@ -145,6 +145,8 @@ def test_an_interface_lets_second_derivatives_jump():
     x = np.asarray([[0.2], [0.5], [0.7], [1.0]])
     moved = problem.chart(x)[:, 0]
     np.testing.assert_allclose(moved[[0, 2, 3]], [0.2, 1.95, 2.25], atol=1e-6)
+    other = pinn.Helmholtz(pinn.Interval(0, 1), 1.0, 0.0, pinn.Interface(pinn.Interval(0.0, 0.5)))
+    np.testing.assert_allclose(other.chart(np.asarray([[0.0], [0.4], [1.0]])), [[1.25], [1.65], [1.0]])
     terms = {term.name: term for term in problem.terms(problem.draw(8))}
     inside, outside = terms["interface, slope"].pieces
     np.testing.assert_allclose([inside.points[0, 0], outside.points[0, 0]], [1.75, 0.5], atol=1e-9)

@@ -91,6 +91,8 @@ def test_the_hard_disk_is_hard(k):
 def test_bad_input_is_named():
     for call, words in (
         (lambda: solutions.plane_wave(1.0, (0.0, 0.0)), "direction"),
+        (lambda: solutions.plane_wave(1.0, (1.0,) * 4), "direction"),
+        (lambda: solutions.plane_wave(1.0, ((1.0, 0.0),)), "direction"),
         (lambda: solutions.green(1.0, ()), "source"),
         (lambda: solutions.green(-1.0, (0.0,)), "wavenumber = -1.0"),
         (lambda: solutions.manufactured(1.0, (1.0,), "tan"), "kind = 'tan'"),

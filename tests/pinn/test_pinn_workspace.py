@@ -272,7 +272,10 @@ def test_whole_jets_are_swept_back_layer_by_layer(library: Any, d: int) -> None:
     for name, g in want.items():
         assert deviation(library.numpy(made[name]), library.numpy(g)) < 1e-13, name
 
+    alone = library.xp.zeros_like(ws.dB)
     for times, accumulate in ((1, False), (2, True), (1, False)):
+        pinn.fourier_grad(x, dphi, B, alone, accumulate=accumulate)  # without a workspace
+        assert deviation(library.numpy(alone), times * library.numpy(want["B"])) < 1e-13
         pinn.layer_backward_inplace(bar, h[1], h[0], weights[1], 1, False, ws, accumulate=accumulate)
         dh = 1.0 * ws.dL_dh_prev_stacks[1]
         pinn.layer_backward_inplace(dh, h[0], features, weights[0], 0, True, ws, accumulate=accumulate)
@@ -349,6 +352,18 @@ def test_primitive_operations_write_and_add(library: Any, dtype: str) -> None:
         assert library.dtype(out) == dtype
         pinn.memset_zero_out(out)
         assert not np.any(library.numpy(out))
+
+
+@writing
+def test_no_rows_are_written_nowhere(library: Any) -> None:
+    """A shard without points adds nothing, and shares no memory with what it came from."""
+    base, sums = (library.xp.ones_like(library.array(np.ones(shape))) for shape in ((4, 3), 3))
+    none = base[:0, :]
+    pinn.sub_out(none, none, library.xp.ones_like(none))
+    pinn.sum_rows_out(none, base[1, :], accumulate=True)
+    assert np.all(library.numpy(base) == 1.0)
+    pinn.sum_rows_out(none, sums)
+    assert not np.any(library.numpy(sums))
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

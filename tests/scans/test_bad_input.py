@@ -91,6 +91,19 @@ def test_the_message_on_rank_shows_the_layouts(library: Library):
         scanfield.selective_scan(**{**inputs, "B": inputs["B"][0, 0, ...]})
 
 
+@pytest.mark.backend("numpy", "torch")
+def test_one_sequence_alone_comes_with_the_line_that_mends_it(library: Library):
+    inputs = good(library, "gdn2")
+    alone = inputs["query"][0, ...]
+    with pytest.raises(ShapeError) as caught:
+        scanfield.gdn2(**{**inputs, "query": alone})
+    scope = {"query": alone}
+    exec(str(caught.value).split("; one sequence: ")[1], scope)  # noqa: S102  (the advice itself is what is tested)
+    assert tuple(scope["query"].shape) == (1, *inputs["query"].shape[1:])
+    with pytest.raises(ShapeError, match=r"expected \(sequence, vheads, key, value\)$"):  # no such line
+        scanfield.gdn2(**{**inputs, "initial_state": inputs["initial_state"][0, ...]})
+
+
 # -- size ----------------------------------------------------------------------------------------------------
 # (operation, argument, axis that is made one longer, another argument that it then disagrees with)
 SIZES = [

@@ -12,6 +12,7 @@ from checks import call, operation, vjp
 from examples import BASE, DELTA_FAMILY, OPERATIONS, PACKED, Example, family_inputs, methods, op_inputs
 
 import scanfield
+from scanfield.scans.surface import bind
 
 
 def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:
@@ -139,6 +140,36 @@ def test_sizes_of_one(library: Library, op: str, K: int, V: int):
         got = call(library, op, inputs, method=method, chunk_size=4)
         assert deviation(library.numpy(got.output), e.truth().output) <= 1e-12
         assert deviation(library.numpy(got.final_state), e.truth().final_state) <= 1e-12
+
+
+@pytest.mark.backend("numpy")
+def test_limits_that_meet_are_a_constant_step():
+    """A step that lies on them already is not changed, and its gradient passes (as through torch.clamp)."""
+    inputs = op_inputs("selective_scan", "constant step")
+    steps = np.full_like(inputs["delta"], 0.3) - inputs["delta_bias"]
+    got = scanfield.selective_scan(**inputs, dt_limit=(0.3, 0.3))
+    want = scanfield.selective_scan(**{**inputs, "delta": steps})
+    assert deviation(got.output, want.output) <= 1e-14
+    inputs |= {"delta": np.full_like(steps, 0.25), "delta_bias": np.zeros_like(inputs["delta_bias"])}
+    for method in (None, "generic"):
+        (_, free), (_, held) = (
+            scanfield.vjp(scanfield.selective_scan, **inputs, dt_limit=limit, method=method)
+            for limit in (None, (0.25, 0.25))
+        )
+        assert np.array_equal(held(want.output)["delta"], free(want.output)["delta"])
+
+
+@pytest.mark.backend("numpy")
+def test_one_lane_for_all_stays_one():
+    """Whatever the lanes' axes: what runs the call never sees it in full, unless one of its axes is the others'."""
+    record, b = scanfield.linear_scan.record, np.ones((2, 5, 3, 2))
+    for lanes, seen in (((1, 1), 1), ((1, 2), 6), ((3, 1), 6)):
+        a = np.random.default_rng(3).random((2, 5, *lanes))
+        bound = bind(scanfield.linear_scan, (a, b), {})
+        arrays = record.prepare(bound.arrays, bound.options).call.arrays
+        assert [x.shape for x in arrays[:2]] == [(2, 5, seen), (2, 5, 6)]
+        full = scanfield.linear_scan(np.broadcast_to(a, b.shape).copy(), b)
+        assert np.array_equal(scanfield.linear_scan(a, b).output, full.output)
 
 
 @pytest.mark.parametrize("time", [15, 16, 17, 63, 64, 65, 127, 128, 129])

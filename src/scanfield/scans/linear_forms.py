@@ -130,8 +130,6 @@ class Recurrent(_LinearForm):
         if state is None:
             state = zeros(xp, state_shape, carry_dtype, b)
         time = output_shape[1]
-        if a.shape[1] == b.shape[1] == 1 != time:  # nothing to walk over
-            b = xp.broadcast_to(b, (b.shape[0], time, b.shape[2]))
         varying, xs, constants = divide((a, b), time)
         size = chunk_of(call.options[0], time, square_root_chunk(time))
         last, (output, starts) = loops.blocks(
