@@ -153,7 +153,9 @@ def chunk_kernels_back(
         d_output + kept * (triangle + rows + 2 * rows) + stored * rows + gates  # J, U, dU then dX; value, write
         + kept * 2 * triangle + 4 * rows + d_gates  # dP, dL; those of value and write
     )  # fmt: skip
-    outer = d_output + kept * (2 * rows + 2 * state) + kept * 3 * rows + 2 * 4 * D  # U, dX, S, dS; dQb, dEb, dKb; decays
+    outer = (
+        d_output + kept * (2 * rows + 2 * state) + kept * 3 * rows + 2 * 4 * D
+    )  # U, dX, S, dS; dQb, dEb, dKb; decays
     gradients = shared + 2 * gates + kept * (3 * rows + 2 * triangle) + 4 * D + 4 * 2 * rows + 2 * d_gates
     sums = 0 if s["H"] == s["VH"] else 2 * 4 * (rows + rows * s["H"] // s["VH"])
     # In blocks of 16 x 16 x depth 16, by 16 channels: the levels of L and P as forward; back through them, halves of 32

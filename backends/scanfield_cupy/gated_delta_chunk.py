@@ -410,7 +410,9 @@ def _backward(
         d_state = cupy.empty(state.shape, number) if asked[6] else None
         whole = (plan.batch, plan.time, plan.vheads, plan.K)
         d_query, d_key = (cupy.empty(whole, number) if want else None for want in asked[:2])
-        d_decay, d_erase = (_of_gate(gate, plan.K, asked[i], plan) for i, gate in ((3, log_decay), (4, erase)))
+        d_decay, d_erase = (
+            _of_gate(gate, plan.K, asked[i], plan) for i, gate in ((3, log_decay), (4, erase))
+        )
         of_rows = any(asked[i] for i in (0, 1, 3, 4))
         columns = 16 if plan.carry == "float64" else 32
         turn = plan.turn(backward=True, keep=True)

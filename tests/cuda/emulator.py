@@ -91,7 +91,9 @@ def compile_source(code: str, options: Sequence[str] = OPTIONS) -> Path:
         made = Path(scratch) / "kernels.so"
         command = ["g++", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
         # Without the sanitizer's own library, whose functions races.h has.
-        libraries = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc") if options[: len(RACES)] == RACES else ()
+        libraries = (
+            ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc") if options[: len(RACES)] == RACES else ()
+        )
         done = subprocess.run(
             [*command, *options, str(source), "-o", str(made), *libraries], capture_output=True, text=True, check=False,
             env=_plain_environment(),

@@ -381,7 +381,14 @@ _INSTANCE = make()
 @contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """The stand-in in CuPy's place, for as long as the context lasts."""
-    parts = (_INSTANCE, _INSTANCE.cuda, _INSTANCE.cuda.device, _INSTANCE.linalg, _INSTANCE.fft, _INSTANCE.random)
+    parts = (
+        _INSTANCE,
+        _INSTANCE.cuda,
+        _INSTANCE.cuda.device,
+        _INSTANCE.linalg,
+        _INSTANCE.fft,
+        _INSTANCE.random,
+    )
     modules = {module.__name__: module for module in parts}
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)

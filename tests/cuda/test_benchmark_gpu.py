@@ -184,7 +184,9 @@ def test_the_bytes_of_the_chunk_kernels_are_those_of_the_arrays_that_they_get(ca
         bytes_of = {name: x.nbytes for name, x in arrays.items() if name != "initial_state"}
         keys, gates = bytes_of["query"] + bytes_of["key"], bytes_of["log_decay"] + bytes_of["erase"]
         inputs, columns = sum(bytes_of.values()), 4 * 2 * 128 * 64
-        model = {name: moved for name, (moved, _) in gpu.chunk_kernels(size, kept=4, stored=4, keys=4).items()}
+        model = {
+            name: moved for name, (moved, _) in gpu.chunk_kernels(size, kept=4, stored=4, keys=4).items()
+        }
         # Kernels get inputs that they leave alone where the updates are made already; an array that is read and written
         # in its place counts twice.
         assert given["delta_inside"] == model["delta_inside"]

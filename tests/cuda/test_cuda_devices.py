@@ -145,6 +145,6 @@ def test_numbers_that_lie_askew_are_left_to_the_generic_form(card: Any) -> None:
     with pytest.raises(scanfield.BackendError, match="does not lie at multiples"):
         scanfield.linear_scan(by_row, by_row, method="cupy.rawkernel")
     assert not standin.LAUNCHES
-    result, pullback = scanfield.vjp(scanfield.linear_scan, straight, straight, method="cupy.rawkernel")
+    _, pullback = scanfield.vjp(scanfield.linear_scan, straight, straight, method="cupy.rawkernel")
     one, other = (pullback(x)["a"] for x in (askew, straight))
     assert deviation(card.raw(one), card.raw(other)) == 0

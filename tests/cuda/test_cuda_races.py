@@ -39,7 +39,13 @@ def watched(card: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("selective_scan", "cupy.rawkernel", "float32", 5, {"scan_forward", "scan_backward"}),
         ("gdn2", "cupy.rawkernel", "float32", 6, {"delta_forward", "delta_backward"}),
         ("gdn2", "cupy.rawkernel.chunk", "float32", 9, {"delta_triangles", "delta_outer", "delta_gradients"}),
-        ("gdn2", "cupy.rawkernel.tensor", "bfloat16", 9, {"delta_inside", "delta_states_back", "delta_output"}),
+        (
+            "gdn2",
+            "cupy.rawkernel.tensor",
+            "bfloat16",
+            9,
+            {"delta_inside", "delta_states_back", "delta_output"},
+        ),
     ],
 )
 def test_scans(watched: Any, op: str, method: str, dtype: str, every: int, kernels: set[str]):
@@ -59,7 +65,9 @@ def test_segments_of_long_series(watched: Any):
     a, b = (watched.array(rng.random((1, 17_000, 1)), "float32") for _ in range(2))
     result, pullback = scanfield.vjp(scanfield.linear_scan, a, b, method="cupy.rawkernel")
     pullback(result.output)
-    u, delta, A, B, C = (rng.random(shape) for shape in ((1, 300, 2), (1, 300, 2), (2, 3), (1, 300, 3), (1, 300, 3)))
+    u, delta, A, B, C = (
+        rng.random(shape) for shape in ((1, 300, 2), (1, 300, 2), (2, 3), (1, 300, 3), (1, 300, 3))
+    )
     arrays = watched.arrays({"u": u, "delta": delta, "A": -A, "B": B, "C": C}, "float32")
     result, pullback = scanfield.vjp(scanfield.selective_scan, **arrays, method="cupy.rawkernel")
     pullback(result.output)
@@ -75,4 +83,6 @@ def test_the_pinn(watched: Any):
     shapes = (1500, 5), (5, 35), (1500, 70)
     x, B, bar = (watched.array(rng.random(shape), "float32") for shape in shapes)
     pinn.fourier_grad(x, bar, B, watched.cupy.empty((5, 35), "float32"))
-    assert {"row_sums", "frequency_gradient", "omega_gradient"} <= {launch.name for launch in standin.LAUNCHES}
+    assert {"row_sums", "frequency_gradient", "omega_gradient"} <= {
+        launch.name for launch in standin.LAUNCHES
+    }

@@ -172,7 +172,9 @@ def test_each_form_of_the_gated_delta_rule(mock, form: str, dtype: str, toleranc
 
 def test_tensor_cores_multiply_half_precision_alone(mock):
     example = one("gdn2")
-    with pytest.raises(scanfield.BackendError, match="value is float32, tensor cores multiply float16 and bfloat16"):
+    with pytest.raises(
+        scanfield.BackendError, match="value is float32, tensor cores multiply float16 and bfloat16"
+    ):
         scanfield.gdn2(**tensors(example, "float32"), **example.options, method="torch.cuda.tensor")
 
 

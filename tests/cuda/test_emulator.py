@@ -198,7 +198,10 @@ extern "C" __global__ void in_order(const float* x, float* y) {
         ("shuffled", "thread 1 of block 0 and thread 0 of block 0 write and read byte 4 of shared memory"),
         ("over_again", "thread 31 of block 0 and thread 32 of block 0 .* of shared memory"),
         ("same_number", "thread 0 of block 0 and thread 1 of block 0 write byte 0 of argument 1"),
-        ("of_another_block", "thread 0 of block 0 and thread 0 of block 1 write and read byte 0 of argument 1"),
+        (
+            "of_another_block",
+            "thread 0 of block 0 and thread 0 of block 1 write and read byte 0 of argument 1",
+        ),
         ("in_order", None),
     ],
 )
