@@ -134,6 +134,44 @@ def chunk_kernels(
     }
 
 
+def chunk_kernels_back(
+    s: dict[str, int], *, kept: int, stored: int = 2, keys: int = 2
+) -> dict[str, tuple[int, int]]:
+    """As ``chunk_kernels``, of the gradient; float32 are the cotangents that come and the gradients that go.
+
+    Last the sums over heads that share a key, which CuPy's own kernels make. Casts to the arrays' dtypes come after.
+    """
+    D, chunks = s["D"], s["B"] * s["T"] // 64 * s["VH"]
+    gate = D if s["wide"] else 1
+    rows, triangle, state = 64 * D, 64 * 64, D * D
+    shared = 2 * keys * rows * s["H"] // s["VH"]
+    gates, d_gates = stored * 64 * gate, 4 * 64 * gate  # of one kind, and its gradient
+    d_output, heads = 4 * rows, s["B"] * s["VH"]
+    inside = shared + 2 * gates + d_output + kept * (3 * rows + triangle) + 4 * D + kept * rows
+    states = d_output + kept * 3 * rows + 4 * D + 2 * kept * rows + kept * state
+    triangles = (
+        d_output + kept * (triangle + rows + 2 * rows) + stored * rows + gates  # J, U, dU then dX; value, write
+        + kept * 2 * triangle + 4 * rows + d_gates  # dP, dL; those of value and write
+    )  # fmt: skip
+    outer = (
+        d_output + kept * (2 * rows + 2 * state) + kept * 3 * rows + 2 * 4 * D
+    )  # U, dX, S, dS; dQb, dEb, dKb; decays
+    gradients = shared + 2 * gates + kept * (3 * rows + 2 * triangle) + 4 * D + 4 * 2 * rows + 2 * d_gates
+    sums = 0 if s["H"] == s["VH"] else 2 * 4 * (rows + rows * s["H"] // s["VH"])
+    # In blocks of 16 x 16 x depth 16, by 16 channels: the levels of L and P as forward; back through them, halves of 32
+    # (4 warps, 2 products of depth 32), of 16, and four products for each of the lower levels.
+    block = 16**3
+    back = 4 * (2 * 2 + 2 + 4 * 4)
+    return {
+        "delta_inside": (chunks * inside, chunks * block * (D // 16 * (2 * 22 + 4) + 2 * 10 * D // 16)),
+        "delta_states_back": (chunks * states + 8 * heads * state, chunks * 3 * 64 * D * D),
+        "delta_triangles": (chunks * triangles, chunks * block * (10 + 2 * 16) * D // 16),
+        "delta_outer": (chunks * outer, chunks * 3 * 64 * D * D),
+        "delta_gradients": (chunks * gradients, chunks * block * back * D // 16),
+        "sums": (chunks * sums, 0),
+    }
+
+
 def cases() -> list[Case]:
     """The shapes that the field reports, and long sequences with little beside time."""
     soft, unit = {"delta_softplus": True}, {"qk_l2norm": True}
@@ -199,18 +237,19 @@ PAPER = {"copy": 4.8e12, "matmul": 989e12}
 
 
 def on_paper() -> None:
-    """Bytes and products of each forward kernel in chunks on tensor cores, with keys that need no normalising."""
+    """Bytes and products of each kernel in chunks on tensor cores, with keys that need no normalising."""
     print("| case | kernel | MB | products, GFLOP | ms by bytes | ms by products |")
     print("|---|---|---|---|---|---|")
-    for case in cases():
+    models = (("forward", chunk_kernels), ("backward", chunk_kernels_back))
+    for case, (way, model) in itertools.product(cases(), models):
         if case.methods != FORMS or case.size["B"] > 1:
             continue
-        parts = chunk_kernels(case.size, kept=2)
+        parts = model(case.size, kept=2)
         parts["all"] = tuple(map(sum, zip(*parts.values(), strict=True)))
         for name, (moved, products) in parts.items():
             times = moved / PAPER["copy"], 2 * products / PAPER["matmul"]
             print(
-                f"| {case.op}, {case.name} | {name} | {moved / 1e6:.0f} | {2 * products / 1e9:.0f} | "
+                f"| {case.op}, {case.name}, {way} | {name} | {moved / 1e6:.0f} | {2 * products / 1e9:.0f} | "
                 f"{1e3 * times[0]:.2f} | {1e3 * times[1]:.2f} |"
             )
 
@@ -231,6 +270,11 @@ def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return x.astype(importlib.import_module("ml_dtypes").bfloat16)
     return x.astype(dtype)
+
+
+def to_check(every: list[Case]) -> list[Case]:
+    """Cases that differ when they are small: the first of each kind."""
+    return list({(x.op, x.dtype, *sorted(x.small.items())): x for x in reversed(every)}.values())[::-1]
 
 
 def check(cupy: Any, case: Case) -> float:
@@ -306,28 +350,29 @@ def seconds(cupy: Any, run: Callable[[], Any], repeats: int = 10, most: float = 
     return statistics.median(found)
 
 
-def rates(cupy: Any) -> dict[str, float]:
-    """Bytes of a copy, exponentials, multiply-adds, and float16 operations of a matrix product, a second each."""
-    x, y = (cupy.empty(2**28, "float32") for _ in range(2))
+def rates(
+    cupy: Any, numbers: int = 2**28, blocks: int = 132 * 16, turns: int = 2048, side: int = 8192
+) -> dict[str, float]:
+    """Bytes of a copy, exponentials, multiply-adds, and operations of matrix products, a second each."""
+    x, y = (cupy.empty(numbers, "float32") for _ in range(2))
     copy = 2 * x.nbytes / seconds(cupy, lambda: cupy.copyto(y, x))
     module = cupy.RawModule(code=LOOPS, options=("-std=c++17",))
-    blocks, threads, n = 132 * 16, 256, 2048
+    threads = 256
     looped = {}
     for name in ("exponentials", "multiplications"):
         kernel = module.get_function(name)
-        took = seconds(cupy, lambda kernel=kernel: kernel((blocks,), (threads,), (y, np.int32(n))))
-        looped[name] = 4.0 * n * blocks * threads / took
+        took = seconds(cupy, lambda kernel=kernel: kernel((blocks,), (threads,), (y, np.int32(turns))))
+        looped[name] = 4.0 * turns * blocks * threads / took
     products = {}
     for name, dtype in (("matmul", "float16"), ("matmul of float32", "float32")):
-        a = cupy.ones((8192, 8192), dtype)
-        products[name] = 2 * 8192.0**3 / seconds(cupy, lambda a=a: a @ a)
+        a = cupy.ones((side, side), dtype)
+        products[name] = 2 * float(side) ** 3 / seconds(cupy, lambda a=a: a @ a)
     return {"copy": copy, **looped, **products}
 
 
-def timed(cupy: Any, case: Case, method: str, found: dict[str, float]) -> list[str]:
-    """A row: forward, forward with what backward needs, backward; and the floors of forward."""
+def timed(cupy: Any, case: Case, arrays: dict[str, Any], method: str, found: dict[str, float]) -> list[str]:
+    """A row: forward, backward; and the floors of forward."""
     function = getattr(scanfield, case.op)
-    arrays = arrays_of(cupy, case, case.size)
     result, pullback = scanfield.vjp(function, **arrays, method=method, **case.options)
     cotangent = cupy.ones_like(result.output)
     forward = seconds(cupy, lambda: function(**arrays, method=method, **case.options))
@@ -356,6 +401,9 @@ def peers(case: Case, budget: Budget) -> Iterator[tuple[str, str]]:
     except ImportError:
         return
     if not torch.cuda.is_available():
+        return
+    if not budget.allows(PEER):  # before anything is drawn
+        yield "all of them", f"not timed: {PEER:.0f} s may be needed, and are not left"
         return
     tensors = {}
     for name, x in case.draw(np.random.default_rng(0), **case.size).items():
@@ -448,7 +496,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     wrong = 0
     checked = (
-        (f"{case.op}, {case.name}, {case.dtype}", check(cupy, case), LIMITS[case.dtype]) for case in cases()
+        (f"{case.op}, {case.name}, {case.dtype}", check(cupy, case), LIMITS[case.dtype])
+        for case in to_check(cases())
     )
     for name, worst, limit in itertools.chain(checked, _gpu_pinn.checks(cupy)):
         fine = worst <= limit
@@ -472,13 +521,15 @@ def main(arguments: list[str] | None = None) -> int:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for case in cases():
         shape = " ".join(f"{name}{n}" for name, n in case.size.items() if name != "wide")
+        arrays = None  # drawn once for all forms: that takes longer than the calls
         for method in case.methods:
             form = "" if method == METHOD else f", {method.removeprefix(METHOD + '.')}"
             name = f"{case.op}, {case.name}, {case.dtype}{form}"
             if not budget.allows(OURS):
                 print(f"| {name} | {shape} | not timed: no time is left | | | | | | | |")
                 continue
-            row = timed(cupy, case, method, found)
+            arrays = arrays_of(cupy, case, case.size) if arrays is None else arrays
+            row = timed(cupy, case, arrays, method, found)
             print(f"| {name} | {shape} | {' | '.join(row)} |", flush=True)
             cupy.get_default_memory_pool().free_all_blocks()
     print(f"\n{_gpu_pinn.HEAD}")

@@ -2,6 +2,10 @@
 
 from scanfield.dispatch import Candidate, Manifest
 
+_HALF = ("float16", "bfloat16")
+_REAL = (*_HALF, "float32", "float64")
+_ALL = (*_REAL, "complex64", "complex128")
+
 MANIFEST = Manifest(
     library="cupy",
     requires="cupy",
@@ -13,7 +17,7 @@ MANIFEST = Manifest(
             device="cuda",
             target="scanfield_cupy.implementations:implementation",
             requires=("cupy",),
-            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            dtypes=_ALL,
             note="compiled on the first call of each operation and dtype; gdn2 in chunks where sequences are long",
         ),
         Candidate(
@@ -22,7 +26,7 @@ MANIFEST = Manifest(
             device="cuda",
             target="scanfield_cupy.implementations:recurrent",
             requires=("cupy",),
-            dtypes=("float16", "bfloat16", "float32", "float64"),
+            dtypes=_REAL,
             note="token by token at any length: exact with growth, what is not finite stays behind its token",
             default=False,
         ),
@@ -32,7 +36,7 @@ MANIFEST = Manifest(
             device="cuda",
             target="scanfield_cupy.implementations:chunk",
             requires=("cupy",),
-            dtypes=("float16", "bfloat16", "float32", "float64"),
+            dtypes=_REAL,
             note="in chunks of 64 tokens at any length, for log decays <= 0",
             default=False,
         ),
@@ -42,7 +46,7 @@ MANIFEST = Manifest(
             device="cuda",
             target="scanfield_cupy.implementations:tensor",
             requires=("cupy",),
-            dtypes=("float16", "bfloat16"),
+            dtypes=_HALF,
             note="chunks on tensor cores: products of bfloat16 summed in float32; by name until it was timed on a card",
             default=False,
         ),
@@ -69,10 +73,24 @@ TORCH = Manifest(
             device="cuda",
             target="scanfield_cupy.torch_bridge:implementation",
             requires=("torch", "cupy"),
-            dtypes=("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            dtypes=_ALL,
             transforms=frozenset({"grad", "double grad"}),
             note="the kernels for CuPy arrays on torch's device, stream and memory; by name until it was timed on a card",
             default=False,
+        ),
+        *(
+            Candidate(
+                name=f"torch.cuda.{form}",
+                operations=("gdn2",),
+                device="cuda",
+                target=f"scanfield_cupy.torch_bridge:{form}",
+                requires=("torch", "cupy"),
+                dtypes=dtypes,
+                transforms=frozenset({"grad", "double grad"}),
+                note=f"as cupy.rawkernel.{form}, on torch's device, stream and memory",
+                default=False,
+            )
+            for form, dtypes in (("recurrent", _REAL), ("chunk", _REAL), ("tensor", _HALF))
         ),
     ),
 )

@@ -8,7 +8,7 @@ import cupy
 
 from scanfield.arrays import HALF, dtype_name
 from scanfield.dispatch import Call, Grads, Verb
-from scanfield_cupy.gated_delta import GatedDelta, blocks, no_gradients, shared_channels, shared_heads
+from scanfield_cupy.gated_delta import GatedDelta, blocks, no_gradients, shared_heads
 from scanfield_cupy.layout import (
     Array,
     as_dtype,
@@ -395,7 +395,7 @@ def _backward(
     d_final_state: Array | None,
     wanted: tuple[bool, ...],
 ) -> Grads:
-    query, _, value, log_decay, erase, _, state, bounds = call.arrays
+    query, _, value, log_decay, erase, write, state, bounds = call.arrays
     plan = _plan(call, tensor)
     asked = [want and x is not None for x, want in zip(call.arrays, wanted, strict=True)]
     number = dtype(call.compute)
@@ -406,11 +406,12 @@ def _backward(
         d_output, d_final_state = contiguous(d_output, call.compute), contiguous(d_final_state, call.compute)
         inputs, on_device = _inputs(call, plan), bounds_of(bounds)
         d_value = cupy.empty(value.shape, number) if asked[2] else None
-        d_write = cupy.empty(value.shape, number) if asked[5] else None
+        d_write = _of_gate(write, plan.V, asked[5], plan)
         d_state = cupy.empty(state.shape, number) if asked[6] else None
         whole = (plan.batch, plan.time, plan.vheads, plan.K)
-        d_query, d_key, d_decay, d_erase = (
-            cupy.empty(whole, number) if asked[i] else None for i in (0, 1, 3, 4)
+        d_query, d_key = (cupy.empty(whole, number) if want else None for want in asked[:2])
+        d_decay, d_erase = (
+            _of_gate(gate, plan.K, asked[i], plan) for i, gate in ((3, log_decay), (4, erase))
         )
         of_rows = any(asked[i] for i in (0, 1, 3, 4))
         columns = 16 if plan.carry == "float64" else 32
@@ -434,7 +435,8 @@ def _backward(
             d_L = work.triangle() if of_rows and erase is not None else None
             _run(
                 plan, "delta_triangles", (items, 1),
-                (*inputs, d_output, on_device, *kept, J, updates, d_updates, d_P, d_L, d_value, d_write),
+                (*inputs, d_output, on_device, *kept, J, updates, d_updates, d_P, d_L, d_value, d_write,
+                 _width(d_write)),
             )  # fmt: skip
             if not of_rows:
                 continue
@@ -444,16 +446,29 @@ def _backward(
             )  # fmt: skip
             _run(
                 plan, "delta_gradients", (items, 1),
-                (*inputs, on_device, *kept, work.q, W, work.k, work.decay, d_P, d_L, d_query, d_key, d_decay, d_erase),
+                (*inputs, on_device, *kept, work.q, W, work.k, work.decay, d_P, d_L, d_query, d_key, d_decay, d_erase,
+                 _width(d_decay), _width(d_erase)),
             )  # fmt: skip
         heads_of_keys = query.shape[2]
         return (
             shared_heads(d_query, heads_of_keys),
             shared_heads(d_key, heads_of_keys),
             d_value,
-            shared_channels(d_decay, log_decay),
-            shared_channels(d_erase, erase),
-            shared_channels(d_write, call.arrays[5]),
+            d_decay,
+            d_erase,
+            d_write,
             d_state,
             None,
         )
+
+
+def _of_gate(gate: Array | None, channels: int, want: bool, plan: _Plan) -> Array | None:
+    """Room for a gate's gradient: one number a head where the gate has one, which kernels then sum over the channels."""
+    if not want or gate is None:
+        return None
+    width = 1 if gate.shape[3] == 1 else channels
+    return cupy.empty((plan.batch, plan.time, plan.vheads, width), dtype(plan.carry))
+
+
+def _width(gradient: Array | None) -> int:
+    return 0 if gradient is None else int(gradient.shape[3])

@@ -27,7 +27,15 @@ def reason_against(call: Call) -> str | None:
             name = dtype_name(array.dtype)
             if name not in STORED and not name.startswith(("int", "uint")):
                 return f"dtype {name}: kernels are written for {', '.join(STORED)}"
+            if _crooked(array):
+                return f"an array of {name} does not lie at multiples of its {array.dtype.itemsize} bytes"
     return None
+
+
+def _crooked(array: Array) -> bool:
+    """Whether numbers lie where a card cannot read them at once: complex numbers that begin within another one."""
+    size = array.dtype.itemsize
+    return bool(array.size and (array.data.ptr % size or any(step % size for step in array.strides)))
 
 
 def carried(call: Call) -> str:
@@ -62,9 +70,9 @@ def dtype(name: str) -> Any:
 def contiguous(array: Array | None, name: str) -> Array | None:
     """An array in row-major order and in a dtype; a copy only where it is not so already."""
     array = as_dtype(array, name)
-    if array is None or array.flags.c_contiguous:
+    if array is None or (array.flags.c_contiguous and not _crooked(array)):
         return array
-    return cupy.ascontiguousarray(array)
+    return array.copy()
 
 
 def steps(array: Array) -> tuple[int, ...]:

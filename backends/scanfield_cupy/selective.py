@@ -22,6 +22,7 @@ from scanfield_cupy.layout import (
     reduced,
     saved_states,
     sequences_of,
+    shared_memory,
     steps,
 )
 from scanfield_cupy.modules import MOST_ROWS, STORED, launch
@@ -45,7 +46,7 @@ class Selective:
     """Implementation of ``selective_scan``."""
 
     def declines(self, call: Call, verb: Verb) -> str | None:
-        """Dtypes that no kernel takes, cards that none is written for, and states beyond what a warp holds."""
+        """Dtypes that no kernel takes, cards that none is written for or that lack shared memory; too many states."""
         reason = reason_against(call)
         if reason is not None:
             return reason
@@ -53,7 +54,13 @@ class Selective:
         part, share = _PARTS[_state_dtype(call).itemsize][-1]
         if states > part * share:
             return f"{states} states of a channel, kernels hold {part * share} in {_state_dtype(call)}"
-        return "no state: nothing for a kernel to do" if states == 0 else None
+        if states == 0:
+            return "no state: nothing for a kernel to do"
+        if verb in ("save", "backward"):
+            need, have = _plan(call).shared(True), shared_memory(call.arrays[0].device.id)
+            if need > have:
+                return f"backward for {states} states needs {need} bytes of shared memory, this card gives a block {have}"
+        return None
 
     def notes(self, call: Call) -> tuple[str, ...]:
         """What is copied before a kernel runs."""

@@ -23,10 +23,10 @@ Tensor = torch.Tensor
 
 
 class Bridged:
-    """Implementation of an operation on CUDA tensors, under torch's autograd."""
+    """Implementation of an operation on CUDA tensors, under torch's autograd, by one for CuPy arrays."""
 
-    def __init__(self, operation: str) -> None:
-        self.kernels = implementations.implementation(operation)
+    def __init__(self, kernels: Any) -> None:
+        self.kernels = kernels
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Transforms and compilers, which look into plain operations only; then what the kernels decline."""
@@ -42,6 +42,12 @@ class Bridged:
         with _current(call):
             reason: str | None = self.kernels.declines(_arrays(call), verb)
         return reason
+
+    def notes(self, call: Call) -> tuple[str, ...]:
+        """What the kernels' implementation tells, under the names that it has here."""
+        with _current(call):
+            told = self.kernels.notes(_arrays(call))
+        return tuple(line.replace("cupy.rawkernel", "torch.cuda") for line in told)
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and final state."""
@@ -197,4 +203,19 @@ def _plain_gradients(
 
 def implementation(operation: str) -> Bridged:
     """The implementation of an operation."""
-    return Bridged(operation)
+    return Bridged(implementations.implementation(operation))
+
+
+def recurrent(operation: str) -> Bridged:
+    """The gated delta rule token by token, at any length."""
+    return Bridged(implementations.recurrent(operation))
+
+
+def chunk(operation: str) -> Bridged:
+    """The gated delta rule in chunks, at any length."""
+    return Bridged(implementations.chunk(operation))
+
+
+def tensor(operation: str) -> Bridged:
+    """The gated delta rule in chunks on tensor cores."""
+    return Bridged(implementations.tensor(operation))

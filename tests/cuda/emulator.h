@@ -43,7 +43,8 @@ enum class Waits : uint8_t { nothing, warp, block, done };
 struct Fiber {
     void* stack_pointer = nullptr;
     Waits waits = Waits::nothing;
-    unsigned mask = 0;  // the lanes that a warp's collective names
+    unsigned mask = 0;   // the lanes that a warp's collective names
+    unsigned syncs = 0;  // that the thread has passed: __syncwarp
 };
 
 // What lanes show each other in a collective. Two sets in turn: a lane may enter the next while others still read.
@@ -60,6 +61,7 @@ struct Block {
     void* scheduler = nullptr;
     unsigned current = 0;
     bool turned = false;
+    unsigned barriers = 0;  // that the block has passed
     void (*entry)(void*) = nullptr;
     void* argument = nullptr;
     std::string error;
@@ -69,6 +71,14 @@ struct Block {
 
 static Block block;
 static unsigned char* dynamic_shared = nullptr;
+
+}  // namespace emulator
+
+#ifdef SCANFIELD_RACES
+#include "races.h"
+#endif
+
+namespace emulator {
 
 #if !defined(__x86_64__)
 #error "the emulator switches stacks in x86-64 assembly"
@@ -179,6 +189,9 @@ inline bool run_warp(unsigned low, unsigned high) {
 
 inline void run_block(unsigned threads) {
     make_stacks(threads);
+#ifdef SCANFIELD_RACES
+    races::fibers = block.fibers.data(), ++races::block_number;
+#endif
     const unsigned warps = (threads + WARP - 1) / WARP;
     for (;;) {
         for (unsigned k = 0; k < warps; ++k) {
@@ -197,6 +210,7 @@ inline void run_block(unsigned threads) {
             return;
         }
         for (Fiber& fiber : block.fibers) fiber.waits = Waits::nothing;
+        ++block.barriers;
         block.met_any = block.any, block.met_all = block.all, block.met_count = block.count;
         block.any = 0, block.all = 1, block.count = 0;
     }
@@ -329,12 +343,19 @@ const char* launch(void (*kernel)(P...), const unsigned* grid, const unsigned* s
     void* memory = nullptr;
     if (posix_memalign(&memory, 128, shared ? shared : 1)) return "no memory";
     dynamic_shared = static_cast<unsigned char*>(memory);
+#ifdef SCANFIELD_RACES
+    races::watch(races::shared, memory, shared, -1);
+    races::block_number = 0;
+#endif
     const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     for (uint64_t q = 0; q < blocks && block.error.empty(); ++q) {
         const uint64_t i = order & 2 ? blocks - 1 - q : q;
         blockIdx = {unsigned(i % grid[0]), unsigned(i / grid[0] % grid[1]), unsigned(i / grid[0] / grid[1])};
         std::memset(dynamic_shared, 0xFF, shared);  // NaN: a read before a write shows
         run_block(size[0] * size[1] * size[2]);
+#ifdef SCANFIELD_RACES
+        races::fibers = nullptr;
+#endif
     }
     std::free(memory);
     return block.error.empty() ? nullptr : block.error.c_str();
@@ -368,7 +389,10 @@ inline int __syncthreads_count(int p) {
     __syncthreads();
     return emulator::block.met_count;
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::exchange(mask, 0, 0, false); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+    emulator::exchange(mask, 0, 0, false);
+    ++emulator::block.fibers[emulator::block.current].syncs;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 HEADER = Path(__file__).with_name("emulator.h")
+HEADERS = (HEADER, HEADER.with_name("races.h"))
 OPTIONS = ("-O1", "-g0")
 # A read past an array or of shared memory past its end, a shift too far: the process ends with a report.
 SANITIZED = (
@@ -30,6 +31,11 @@ SANITIZED = (
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
 )
+# Two threads at the same memory without a barrier in between (races.h), which not every order of threads shows.
+RACES = (
+    "-O1", "-g0", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-threadsafe-statics",
+    "-DSCANFIELD_RACES",
+)  # fmt: skip
 
 FORWARD, REVERSE = 0, 3
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -74,7 +80,7 @@ def names_of(code: str, options: Sequence[str]) -> list[str]:
 
 def compile_source(code: str, options: Sequence[str] = OPTIONS) -> Path:
     """A shared library with a launcher for each kernel; compiled once for each source and options."""
-    whole = code.encode() + HEADER.read_bytes() + repr(tuple(options)).encode()
+    whole = b"".join([code.encode(), *(each.read_bytes() for each in HEADERS), repr(tuple(options)).encode()])
     target = folder() / f"{hashlib.sha256(whole).hexdigest()[:20]}.so"
     if target.exists():
         return target
@@ -84,8 +90,12 @@ def compile_source(code: str, options: Sequence[str] = OPTIONS) -> Path:
         source.write_text(f'#include "{HEADER}"\n{code}\n{exports}\n')
         made = Path(scratch) / "kernels.so"
         command = ["g++", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
+        # Without the sanitizer's own library, whose functions races.h has.
+        libraries = (
+            ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc") if options[: len(RACES)] == RACES else ()
+        )
         done = subprocess.run(
-            [*command, *options, str(source), "-o", str(made)], capture_output=True, text=True, check=False,
+            [*command, *options, str(source), "-o", str(made), *libraries], capture_output=True, text=True, check=False,
             env=_plain_environment(),
         )  # fmt: skip
         if done.returncode:
@@ -110,11 +120,14 @@ class Kernel:
         kinds = getattr(library, f"kinds_{name}")
         kinds.restype = ctypes.c_char_p
         self.kinds = kinds().decode().split()
+        self._watch = getattr(library, "watch_arrays", None)
 
     def __call__(self, grid: Any, block: Any, arguments: Sequence[Any], *, shared_mem: int = 0) -> None:
         grid, block = ((*tuple(size), 1, 1)[:3] for size in (grid, block))
         self._check(grid, block, shared_mem)
         held = self._arguments(arguments)
+        if self._watch is not None:
+            self._watch_arrays(arguments)
         if not self.both_orders:
             self._run(grid, block, held, shared_mem, FORWARD)
             return
@@ -164,6 +177,28 @@ class Kernel:
             held.append(value)
         return held
 
+    def _watch_arrays(self, arguments: Sequence[Any]) -> None:
+        """Tells races.h where the arrays lie; those that share memory (slices of one) as one range."""
+        found: list[list[int]] = []
+        for i, x in enumerate(arguments):
+            if isinstance(x, np.ndarray) and x.size:
+                ends = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
+                low = x.ctypes.data + sum(min(0, end) for end in ends)
+                found.append([low, x.ctypes.data + sum(max(0, end) for end in ends) + x.itemsize, i])
+        ranges: list[list[int]] = []
+        for low, high, i in sorted(found):
+            if ranges and low < ranges[-1][1]:
+                ranges[-1][1] = max(high, ranges[-1][1])
+            else:
+                ranges.append([low, high, i])
+        count = len(ranges)
+        self._watch(
+            (ctypes.c_void_p * count)(*(low for low, _, _ in ranges)),
+            (ctypes.c_size_t * count)(*(high - low for low, high, _ in ranges)),
+            (ctypes.c_int * count)(*(i for _, _, i in ranges)),
+            ctypes.c_int(count),
+        )
+
     def _run(self, grid: Any, block: Any, held: list[Any], shared: int, order: int) -> None:
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(x) for x in held))
         three = ctypes.c_uint * 3
@@ -179,7 +214,7 @@ class Module:
 
     def __init__(self, code: str, options: Sequence[str] = OPTIONS, *, both_orders: bool = True) -> None:
         self._library = ctypes.CDLL(str(compile_source(code, options)))
-        self._both_orders = both_orders
+        self._both_orders = both_orders and options[: len(RACES)] != RACES  # races need no second order
 
     def get_function(self, name: str) -> Kernel:
         return Kernel(self._library, name, both_orders=self._both_orders)

@@ -370,7 +370,7 @@ def make() -> types.ModuleType:
     cuda.__path__ = []
     cuda.device = types.ModuleType("cupy.cuda.device")
     cuda.device.Device = Device
-    parts = {"linalg": _CuPy("cupy.linalg", np.linalg), "fft": _CuPy("cupy.fft", np.fft)}
+    parts = {name: _CuPy(f"cupy.{name}", getattr(np, name)) for name in ("linalg", "fft", "random")}
     cupy.__dict__.update(own, cuda=cuda, **parts)
     return cupy
 
@@ -381,7 +381,14 @@ _INSTANCE = make()
 @contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """The stand-in in CuPy's place, for as long as the context lasts."""
-    parts = (_INSTANCE, _INSTANCE.cuda, _INSTANCE.cuda.device, _INSTANCE.linalg, _INSTANCE.fft)
+    parts = (
+        _INSTANCE,
+        _INSTANCE.cuda,
+        _INSTANCE.cuda.device,
+        _INSTANCE.linalg,
+        _INSTANCE.fft,
+        _INSTANCE.random,
+    )
     modules = {module.__name__: module for module in parts}
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)

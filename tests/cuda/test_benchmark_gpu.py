@@ -40,7 +40,8 @@ def test_every_case_is_checked_against_float64(card, gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "cases", lambda: few)
     assert gpu.main(["--check"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("ok  ") == len(few) + 5 and "BAD" not in shown
+    assert shown.count("ok  ") == 7 + 5 and "BAD" not in shown
+    assert all(f"{case.op}, " in shown for case in few)
     assert all(f"PINN, {name}, float32" in shown for name in ("tanh", "sin", "swish", "softplus", "gelu"))
 
 
@@ -62,12 +63,19 @@ def test_a_wrong_result_is_found(card, gpu, monkeypatch, capsys):
 
 def test_everything_is_timed_in_one_table(card, gpu, monkeypatch, capsys):
     """On the emulator the figures mean nothing; that every row comes, with its floors, is what is seen here."""
-    few = [smaller(gpu, case) for case in (gpu.cases()[0], gpu.cases()[-1])]
+    few = [smaller(gpu, case) for case in (gpu.cases()[0], gpu.cases()[3], gpu.cases()[-1])]
     few = [gpu.Case(**{**vars(case), "size": case.small}) for case in few]
     monkeypatch.setattr(gpu, "seconds", functools.partial(gpu.seconds, repeats=1))
-    rates = dict(zip(RATES, (1e12, 1e12, 1e13, 1e15, 1e14), strict=True))
+    measured, found = gpu.rates, dict(zip(RATES, (1e12, 1e12, 1e13, 1e15, 1e14), strict=True))
+
+    def rates(cupy):
+        """The same measurements, small; the figures are then of no card."""
+        small = measured(cupy, numbers=1000, blocks=1, turns=3, side=8)
+        assert set(small) == set(found) and all(x > 0 for x in small.values())
+        return found
+
     monkeypatch.setattr(gpu, "cases", lambda: few)
-    monkeypatch.setattr(gpu, "rates", lambda cupy: rates)
+    monkeypatch.setattr(gpu, "rates", rates)
     rows = gpu._gpu_pinn.rows
     monkeypatch.setattr(gpu._gpu_pinn, "rows", lambda *given: rows(*given, size=gpu._gpu_pinn.SMALL))
     assert gpu.main([]) == 0
@@ -76,6 +84,9 @@ def test_everything_is_timed_in_one_table(card, gpu, monkeypatch, capsys):
     numbers = [float(x) for x in mamba.strip("| ").split(" | ")[2:]]
     forward, _, *floors, ratio, _ = numbers
     assert len(floors) == 4 and forward > 0 and ratio > 1
+    forms = [line for line in shown if line.startswith("| gdn2, gdn2, bfloat16, ")]
+    assert [line.split(" |")[0].split(", ")[-1] for line in forms] == ["recurrent", "chunk", "tensor"]
+    assert all(float(line.split(" | ")[2]) > 0 for line in forms)
     size = few[0].size
     states = size["B"] * size["T"] * size["C"] * size["N"]
     assert floors[1] == pytest.approx(1e3 * states / 1e12, abs=6e-4)
@@ -149,7 +160,7 @@ def test_without_a_card_it_says_so(card, gpu, monkeypatch, capsys):
 
 
 def test_the_bytes_of_the_chunk_kernels_are_those_of_the_arrays_that_they_get(card, gpu, monkeypatch, capsys):
-    """The model behind the floors, and behind the table of docs/cuda.md, against what is launched."""
+    """The models behind the floors, and behind the table of docs/cuda.md, against what is launched."""
     from scanfield_cupy import gated_delta_chunk
 
     given = {}
@@ -166,14 +177,29 @@ def test_the_bytes_of_the_chunk_kernels_are_those_of_the_arrays_that_they_get(ca
         arrays = gpu.delta(np.random.default_rng(0), **size)
         if not wide:
             arrays["erase"] = arrays["write"] = arrays.pop("beta")
-        state = {"initial_state": np.zeros((1, 2, 64, 64), "float32")}
-        scanfield.gdn2(
-            **{name: card.cupy.asarray(x) for name, x in (arrays | state).items()}, method=gpu.CHUNK
+        arrays["initial_state"] = np.zeros((1, 2, 64, 64), "float32")
+        result, pullback = scanfield.vjp(
+            scanfield.gdn2, **{name: card.cupy.asarray(x) for name, x in arrays.items()}, method=gpu.CHUNK
         )
-        model = gpu.chunk_kernels(size, kept=4, stored=4, keys=4)
-        # Kernels get inputs that they leave alone where the updates are made already.
-        inputs = sum(x.nbytes for x in arrays.values())
-        assert given["delta_inside"] == model["delta_inside"][0]
-        assert given["delta_states"] - inputs == model["delta_states"][0] - 4 * 2 * 128 * 64
-        assert given["delta_output"] - inputs == model["delta_output"][0]
-    assert gpu.main(["--paper"]) == 0 and "| gdn2, gdn2 | all |" in capsys.readouterr().out
+        bytes_of = {name: x.nbytes for name, x in arrays.items() if name != "initial_state"}
+        keys, gates = bytes_of["query"] + bytes_of["key"], bytes_of["log_decay"] + bytes_of["erase"]
+        inputs, columns = sum(bytes_of.values()), 4 * 2 * 128 * 64
+        model = {
+            name: moved for name, (moved, _) in gpu.chunk_kernels(size, kept=4, stored=4, keys=4).items()
+        }
+        # Kernels get inputs that they leave alone where the updates are made already; an array that is read and written
+        # in its place counts twice.
+        assert given["delta_inside"] == model["delta_inside"]
+        assert given["delta_states"] - inputs == model["delta_states"] - columns
+        assert given["delta_output"] - inputs == model["delta_output"]
+        pullback(result.output, result.final_state)
+        back = gpu.chunk_kernels_back(size, kept=4, stored=4, keys=4)
+        model = {name: moved for name, (moved, _) in back.items()}
+        assert given["delta_inside"] - inputs + keys + gates == model["delta_inside"]
+        assert given["delta_states_back"] == model["delta_states_back"] - columns
+        assert given["delta_triangles"] - keys - gates == model["delta_triangles"] - columns
+        assert given["delta_outer"] - inputs == model["delta_outer"] - 4 * 2 * 2 * 64
+        assert given["delta_gradients"] - inputs + keys + gates == model["delta_gradients"]
+    assert gpu.main(["--paper"]) == 0
+    shown = capsys.readouterr().out
+    assert "| gdn2, gdn2, forward | all |" in shown and "16/32 heads, backward | delta_triangles |" in shown

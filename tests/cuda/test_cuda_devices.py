@@ -126,3 +126,25 @@ def test_each_stream_has_its_own_bounds(card: Any) -> None:
         with cupy.cuda.Stream("side"):
             scanfield.linear_scan(a, a, **pack)
     assert standin.TRANSFERS["to device"] == 2
+
+
+def test_numbers_that_lie_askew_are_left_to_the_generic_form(card: Any) -> None:
+    """A card reads a complex number at once, at multiples of its bytes alone; cotangents that lie askew are copied."""
+    cupy = card.cupy
+    row = cupy.asarray(np.arange(1.0, 10.0))
+    askew = row[1:].view("complex128").reshape((1, 4, 1))
+    straight = askew.copy()
+    assert askew.data.ptr % 16 == 8 and straight.data.ptr % 16 == 0
+    told = str(scanfield.explain(scanfield.linear_scan, askew, straight))
+    assert "an array of complex128 does not lie at multiples of its 16 bytes" in told
+    standin.LAUNCHES.clear()
+    with pytest.raises(scanfield.BackendError, match="does not lie at multiples"):
+        scanfield.linear_scan(askew, straight, method="cupy.rawkernel")
+    by_row = cupy.asarray(np.arange(24, dtype="float32")).reshape((1, 8, 3))[..., :2].view("complex64")
+    assert by_row.strides[1] % 8 == 4
+    with pytest.raises(scanfield.BackendError, match="does not lie at multiples"):
+        scanfield.linear_scan(by_row, by_row, method="cupy.rawkernel")
+    assert not standin.LAUNCHES
+    _, pullback = scanfield.vjp(scanfield.linear_scan, straight, straight, method="cupy.rawkernel")
+    one, other = (pullback(x)["a"] for x in (askew, straight))
+    assert deviation(card.raw(one), card.raw(other)) == 0

@@ -196,3 +196,29 @@ def test_summaries(card):
     two = scanfield.summarise(scanfield.selective_scan, **inputs, method="generic.recurrent", **OPTIONS)
     assert deviation(card.raw(one.transition), two.transition) <= 1e-12
     assert deviation(card.raw(one.state), two.state) <= 1e-12
+
+
+def test_a_card_without_the_shared_memory_of_backward_says_so(card, monkeypatch):
+    """A Turing card gives a block 64 KB."""
+    from scanfield_cupy import selective
+
+    monkeypatch.setattr(selective, "shared_memory", lambda device: 64 * 1024)
+    many, few = (
+        card.arrays(
+            {
+                "u": np.ones((1, 2, 1)), "delta": np.ones((1, 2, 1)), "A": -np.ones((1, states)),
+                "B": np.ones((1, 2, states)), "C": np.ones((1, 2, states)),
+            },
+            "float32",
+        )
+        for states in (65, 64)
+    )  # fmt: skip
+    with pytest.raises(
+        scanfield.BackendError, match="backward for 65 states needs 74112 bytes of shared memory"
+    ):
+        scanfield.vjp(scanfield.selective_scan, **many, method="cupy.rawkernel")
+    assert scanfield.selective_scan(**many, method="cupy.rawkernel").output.shape == (1, 2, 1)
+    _, pullback = scanfield.vjp(scanfield.selective_scan, **many)
+    assert set(pullback(card.array(np.ones((1, 2, 1)), "float32"))) == set(many)
+    _, pullback = scanfield.vjp(scanfield.selective_scan, **few, method="cupy.rawkernel")
+    assert set(pullback(card.array(np.ones((1, 2, 1)), "float32"))) == set(few)

@@ -139,6 +139,45 @@ def test_vjp_goes_to_the_kernels(mock):
     assert {"delta_forward", "delta_backward"} <= {launch.name for launch in standin.LAUNCHES}
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype", "tolerance", "kernels"),
+    [
+        ("recurrent", "float64", 1e-12, {"delta_forward", "delta_backward"}),
+        ("chunk", "float64", 1e-12, {"delta_states", "delta_gradients"}),
+        ("tensor", "bfloat16", 3e-2, {"delta_states", "delta_gradients"}),
+        ("tensor", "float16", 4e-3, {"delta_states", "delta_gradients"}),
+    ],
+)
+def test_each_form_of_the_gated_delta_rule(mock, form: str, dtype: str, tolerance: float, kernels: set[str]):
+    """Under autograd, on torch's stream and in its memory; what it says of itself names it as torch's users do."""
+    example, method = one("gdn2"), f"torch.cuda.{form}"
+    inputs = tensors(example, dtype, grad=True)
+    standin.LAUNCHES.clear()
+    result = scanfield.gdn2(**inputs, **example.options, method=method)
+    torch.autograd.backward(result, [torch.ones_like(x) for x in result])
+    assert kernels <= {launch.name for launch in standin.LAUNCHES}
+    assert {launch.stream for launch in standin.LAUNCHES} == {Side("cpu")} and mock.allocated
+    wide = {name: x.detach().to(torch.float64).requires_grad_() for name, x in inputs.items()}
+    want = scanfield.gdn2(**wide, **example.options, method="generic.recurrent")
+    torch.autograd.backward(want, [torch.ones_like(x) for x in want])
+    for x, y in zip(result, want, strict=True):
+        assert deviation(x.detach().to(torch.float64).numpy(), y.detach().numpy()) <= tolerance
+    for name, x in inputs.items():
+        found = x.grad.to(torch.float64).numpy()
+        assert deviation(found, wide[name].grad.numpy(), floor=1e-2) <= tolerance, name
+    told = str(scanfield.explain(scanfield.gdn2, **tensors(example, dtype), **example.options, method=method))
+    assert f"{method} reads query, key" in told.replace("torch.cuda reads", f"{method} reads")
+    assert "cupy.rawkernel" not in told
+
+
+def test_tensor_cores_multiply_half_precision_alone(mock):
+    example = one("gdn2")
+    with pytest.raises(
+        scanfield.BackendError, match="value is float32, tensor cores multiply float16 and bfloat16"
+    ):
+        scanfield.gdn2(**tensors(example, "float32"), **example.options, method="torch.cuda.tensor")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_transforms_are_declined(mock):
     a = torch.rand(1, 5, 2, dtype=torch.float64)

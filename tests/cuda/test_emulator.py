@@ -155,6 +155,67 @@ def test_limits_of_a_launch(module):
     kernel((1,), (32,), (empty(),), shared_mem=50_000)
 
 
+# Races that no order of threads shows: the emulator's shuffles wait for each other, a card's put no memory in order; the
+# same number twice; blocks that read what another one writes.
+RACES = r"""
+extern "C" __global__ void shuffled(const float* x, float* y) {
+    float* s = (float*)emulator::dynamic_shared;
+    s[threadIdx.x] = x[threadIdx.x];
+    __shfl_sync(0xffffffffu, 0, 0);
+    y[threadIdx.x] = s[threadIdx.x ^ 1];
+}
+extern "C" __global__ void over_again(const float* x, float* y) {
+    float* s = (float*)emulator::dynamic_shared;
+    for (int i = 0; i < 2; ++i) {
+        s[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        y[threadIdx.x] = s[63 - threadIdx.x];
+    }
+}
+extern "C" __global__ void same_number(const float* x, float* y) { y[0] = x[0]; }
+extern "C" __global__ void of_another_block(const float* x, float* y) {
+    if (threadIdx.x == 0) y[blockIdx.x] = x[0] + 0 * y[0];
+}
+extern "C" __global__ void in_order(const float* x, float* y) {
+    float* s = (float*)emulator::dynamic_shared;
+    for (int i = 0; i < 2; ++i) {
+        s[threadIdx.x] = x[threadIdx.x];
+        __syncwarp();
+        const float near = s[threadIdx.x ^ 1];
+        __syncthreads();
+        if (threadIdx.x == 0) y[64 * blockIdx.x + 1] = near;
+        __syncthreads();
+        y[64 * blockIdx.x + threadIdx.x] = s[63 - threadIdx.x] + near;
+        __syncthreads();
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("shuffled", "thread 1 of block 0 and thread 0 of block 0 write and read byte 4 of shared memory"),
+        ("over_again", "thread 31 of block 0 and thread 32 of block 0 .* of shared memory"),
+        ("same_number", "thread 0 of block 0 and thread 1 of block 0 write byte 0 of argument 1"),
+        (
+            "of_another_block",
+            "thread 0 of block 0 and thread 0 of block 1 write and read byte 0 of argument 1",
+        ),
+        ("in_order", None),
+    ],
+)
+def test_races_that_no_order_shows(name: str, found: str | None):
+    x = np.zeros(64, np.float32)
+    for options in (emulator.OPTIONS, emulator.RACES):
+        kernel = emulator.Module(RACES, options).get_function(name)
+        if options == emulator.OPTIONS or found is None:
+            kernel((2,), (64,), (x, empty(128)), shared_mem=256)
+        else:
+            with pytest.raises(emulator.LaunchError, match=f"a race: {found}"):
+                kernel((2,), (64,), (x, empty(128)), shared_mem=256)
+
+
 SANITIZED = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -143,8 +143,31 @@ __device__ __forceinline__ void add_level(Levels& d, const Own& channels, const 
 }
 
 struct Gradients {
-    T *query, *key, *decay, *erase;  // (batch, time, value heads, K)
+    T *query, *key, *decay, *erase;  // (batch, time, value heads, K); of a head's gate one number for all channels
+    i64 decay_width, erase_width;    // 1: such a gate
 };
+
+// A gate's gradient. That of a head's gate is summed over a block's channels here and added to that of the channels before:
+// a thread has the same token every time.
+__device__ __forceinline__ void give(T* to, i64 width, T (&values)[RUN], const Own& channels, const Part& part,
+                                     const Sizes& sizes, i64 k0, i64 out, int there) {
+    enum { SAME = CHANNELS / RUN };  // lanes that hold the same sum
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+        if (i >= there) {
+            values[i] = 0;
+        } else if (width != 1) {
+            to[out + i * sizes.vheads * sizes.K] = values[i];
+        }
+    }
+    if (width != 1) return;
+    const int lane = threadIdx.x % CHANNELS;
+    int token = channels.first;
+    SumOverLanes<CHANNELS, RUN, T>::run(values, lane, token);
+    if (lane % SAME || token >= part.tokens) return;
+    T& place = to[(part.row * sizes.time + part.first + token) * sizes.vheads + part.head];
+    place = k0 ? place + values[0] : values[0];
+}
 
 __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, const Sizes& sizes, const Kept* d_Qb,
                                           const Kept* d_Eb, const Kept* d_Kb, const T* across, const Kept* d_P_from,
@@ -195,21 +218,22 @@ __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, co
             add_level<2>(d, channels, d_P, d_L, one, two, erases);
             add_level<1>(d, channels, d_P, d_L, one, two, erases);
             const i64 c = k0 + channel;
+            const int there = c < sizes.K ? part.tokens - first : 0;  // tokens of this run
+            const i64 out = ((part.row * sizes.time + part.first + first) * sizes.vheads + part.head) * sizes.K + c;
+            const i64 next = sizes.vheads * sizes.K;
+            if (to.decay) give(to.decay, to.decay_width, d.decay, channels, part, sizes, k0, out, there);
 #pragma unroll
             for (int i = 0; i < RUN; ++i) {
-                if (first + i >= part.tokens || c >= sizes.K) continue;
-                const i64 t = part.first + first + i;
-                const i64 out = ((part.row * sizes.time + t) * sizes.vheads + part.head) * sizes.K + c;
-                T d_k = d.k[i], d_e = d.e[i];
+                if (i >= there) continue;
+                T d_k = d.k[i];
                 if (erases && !x.erase_vector) {
-                    d_k += d_e * x.erase(part.row, t, part.head, c);
-                    d_e *= channels.k[i];
+                    d_k += d.e[i] * x.erase(part.row, part.first + first + i, part.head, c);
+                    d.e[i] *= channels.k[i];
                 }
-                if (to.query) to.query[out] = x.scale * d.q[i];
-                if (to.key) to.key[out] = d_k;
-                if (to.erase) to.erase[out] = d_e;
-                if (to.decay) to.decay[out] = d.decay[i];
+                if (to.query) to.query[out + i * next] = x.scale * d.q[i];
+                if (to.key) to.key[out + i * next] = d_k;
             }
+            if (to.erase) give(to.erase, to.erase_width, d.e, channels, part, sizes, k0, out, there);
             __syncthreads();
         }
     }
@@ -217,6 +241,8 @@ __device__ __forceinline__ void gradients(const Inputs& x, const i64* bounds, co
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_gradients(INPUTS, const i64* bounds, SIZES, const Kept* d_Qb, const Kept* d_Eb, const Kept* d_Kb, const T* across,
-                    const Kept* d_P, const Kept* d_L, T* d_query, T* d_key, T* d_decay, T* d_erase) {
-    gradients(AS_INPUTS, bounds, AS_SIZES, d_Qb, d_Eb, d_Kb, across, d_P, d_L, Gradients{d_query, d_key, d_decay, d_erase});
+                    const Kept* d_P, const Kept* d_L, T* d_query, T* d_key, T* d_decay, T* d_erase, i64 decay_width,
+                    i64 erase_width) {
+    gradients(AS_INPUTS, bounds, AS_SIZES, d_Qb, d_Eb, d_Kb, across, d_P, d_L,
+              Gradients{d_query, d_key, d_decay, d_erase, decay_width, erase_width});
 }

@@ -18,7 +18,7 @@ enum {
 
 __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, const i64* bounds, const Sizes& sizes,
                                           const Room& room, const Kept* J, const Kept* updates, Kept* d_updates, Kept* d_P,
-                                          Kept* d_L, T* d_value, T* d_write) {
+                                          Kept* d_L, T* d_value, T* d_write, i64 write_width) {
     SHARED_MEMORY(memory);
     Operand* left = reinterpret_cast<Operand*>(memory);  // J
     Operand* d_U = left + CHUNK * STEP;                  // dU, then dX; all of these (CHUNK, COLUMNS)
@@ -49,6 +49,7 @@ __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, co
             __syncthreads();
             T d_X[COLUMNS / 8][4];
             clear(d_X);
+            T of_write[2] = {0, 0};  // of a head's gate: summed over the columns of a lane's two rows
             if (J) {
                 multiply<true, true>(d_X, left + row * STEP + row, STEP, d_U + row * LINE, LINE, CHUNK - row);
                 __syncthreads();
@@ -67,9 +68,27 @@ __device__ __forceinline__ void triangles(const Inputs& x, const T* d_output, co
                 if (!there) continue;
                 const i64 t = part.first + token, v = v0 + c;
                 const i64 to = ((part.row * sizes.time + t) * sizes.vheads + part.head) * sizes.V + v;
-                if (d_write) d_write[to] = d_y * x.value(part.row, t, part.head, v);
+                if (d_write) {
+                    const T of_gate = d_y * x.value(part.row, t, part.head, v);
+                    if (write_width == 1) {
+                        of_write[i % 4 / 2] += of_gate;
+                    } else {
+                        d_write[to] = of_gate;
+                    }
+                }
                 if (x.write.at) d_y *= x.write(part.row, t, part.head, v);
                 if (d_value) d_value[to] = d_y;
+            }
+            if (d_write && write_width == 1) {  // over the four lanes of a row, then over the columns before
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    T sum = of_write[h] + from_lane(of_write[h], 1);
+                    sum += from_lane(sum, 2);
+                    const int token = row + lane.row_of(2 * h);
+                    if (lane.column != 0 || token >= part.tokens) continue;
+                    T& place = d_write[(part.row * sizes.time + part.first + token) * sizes.vheads + part.head];
+                    place = v0 ? place + sum : sum;
+                }
             }
             if (!d_P) continue;
             __syncthreads();
@@ -148,8 +167,8 @@ __device__ __forceinline__ void outer(const Inputs& x, const T* d_output, const 
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_triangles(INPUTS, const T* d_output, const i64* bounds, SIZES, const Kept* J, const Kept* updates, Kept* d_updates,
-                    Kept* d_P, Kept* d_L, T* d_value, T* d_write) {
-    triangles(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, J, updates, d_updates, d_P, d_L, d_value, d_write);
+                    Kept* d_P, Kept* d_L, T* d_value, T* d_write, i64 write_width) {
+    triangles(AS_INPUTS, d_output, bounds, AS_SIZES, AS_ROOM, J, updates, d_updates, d_P, d_L, d_value, d_write, write_width);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     delta_outer(INPUTS, const T* d_output, const i64* bounds, SIZES, const Kept* d_y, const Kept* updates, const Kept* starts,

@@ -25,6 +25,16 @@ struct Memory {
     }
 };
 
+// What the rows of a thread's part of the state decay in a chunk; asked for early, as all that a block would wait for.
+struct Decays {
+    T x[TILES][2];
+    __device__ __forceinline__ Decays(const T* from) {
+        const Lane lane;
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; ++i) x[i / 2][i % 2] = from[i / 2 * CHUNK + 16 * lane.warp + lane.row_of(i % 2 * 2)];
+    }
+};
+
 struct State {
     T x[TILES][WIDTH][4];
     // Each number with its row and its column in the block.
@@ -62,8 +72,12 @@ struct State {
             if (operand) put(operand + k * LINE + c, s);
         });
     }
-    __device__ __forceinline__ void decays(const T* decay) {
-        each([&](T& s, int k, int) { s *= decay[k]; });
+    __device__ __forceinline__ void decays(const Decays& decay) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4 * WIDTH; ++i) x[tile][i / 4][i % 4] *= decay.x[tile][i % 4 / 2];
+        }
     }
 };
 
@@ -72,23 +86,61 @@ struct Between {
     const T* decay;
 };
 
-// sum += m S, for a matrix (CHUNK, ROWS).
-__device__ __forceinline__ void multiply_state(T (&sum)[WIDTH][4], const Kept* m, const Memory& memory) {
+// The matrices (CHUNK, ROWS) that a block multiplies with, tile by tile: a tile is fetched while the one before is multiplied,
+// in registers, as the block has nothing else to do until it is there. Where numbers are too wide for registers they are
+// brought when they are asked for.
+struct Tiles {
+#if TENSOR == 1
+    enum { COUNT = Line<Kept>::COUNT, IN_LINE = CHUNK / COUNT, MINE = CHUNK * IN_LINE / THREADS };
+    Line<Kept> next[MINE];
+    __device__ __forceinline__ void fetch(const Kept* from) {
+        if (!from) return;
+#pragma unroll
+        for (int n = 0; n < MINE; ++n) {
+            const int i = n * THREADS + threadIdx.x;
+            next[n] = *reinterpret_cast<const Line<Kept>*>(from + i64(i / IN_LINE) * ROWS + i % IN_LINE * COUNT);
+        }
+    }
+    // What was fetched, into shared memory; then `after` is fetched.
+    __device__ __forceinline__ void bring_next(Operand* stage, const Kept*, const Kept* after) {
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < MINE; ++n) {
+            const int i = n * THREADS + threadIdx.x;
+            put_line(stage + i / IN_LINE * STEP + i % IN_LINE * COUNT, next[n]);
+        }
+        __syncthreads();
+        fetch(after);
+    }
+#else
+    __device__ __forceinline__ void fetch(const Kept*) {}
+    __device__ __forceinline__ void bring_next(Operand* stage, const Kept* now, const Kept*) {
+        __syncthreads();
+        bring<CHUNK>(stage, STEP, now, ROWS, CHUNK);
+        __syncthreads();
+    }
+#endif
+    // The tile behind number `tile` of a matrix: its next one, or what comes after the matrix.
+    static __device__ __forceinline__ const Kept* behind(const Kept* m, int tile, const Kept* after) {
+        return tile + 1 < TILES ? m + (tile + 1) * CHUNK : after;
+    }
+};
+
+// sum += m S, for a matrix (CHUNK, ROWS); `after` is the matrix that is needed next, if there is one.
+__device__ __forceinline__ void multiply_state(T (&sum)[WIDTH][4], Tiles& tiles, const Kept* m, const Kept* after,
+                                               const Memory& memory) {
     for (int tile = 0; tile < TILES; ++tile) {
-        __syncthreads();
-        bring<CHUNK>(memory.stage, STEP, m + tile * CHUNK, ROWS, CHUNK);
-        __syncthreads();
+        tiles.bring_next(memory.stage, m + tile * CHUNK, Tiles::behind(m, tile, after));
         multiply<false, true>(sum, memory.stage + 16 * (threadIdx.x / 32) * STEP, STEP,
                               memory.state + tile * CHUNK * LINE, LINE, CHUNK);
     }
 }
 // state += m^T x, for a matrix (CHUNK, ROWS) and x (CHUNK, COLUMNS).
-__device__ __forceinline__ void multiply_into_state(State& state, const Kept* m, const Operand* x, const Memory& memory) {
+__device__ __forceinline__ void multiply_into_state(State& state, Tiles& tiles, const Kept* m, const Kept* after,
+                                                    const Operand* x, const Memory& memory) {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-        __syncthreads();
-        bring<CHUNK>(memory.stage, STEP, m + tile * CHUNK, ROWS, CHUNK);
-        __syncthreads();
+        tiles.bring_next(memory.stage, m + tile * CHUNK, Tiles::behind(m, tile, after));
         multiply<true, true>(state.x[tile], memory.stage + 16 * (threadIdx.x / 32), STEP, x, LINE, CHUNK);
     }
 }
@@ -107,25 +159,36 @@ __device__ __forceinline__ void forward(const Inputs& x, const T* initial, const
         const i64 begin = saved_at(bounds, sequence, index, sizes.time, CHUNK);
         State state;
         state.take(initial, index, sizes.head0 + part.local, v0, sizes);
+        const Kept* first = between.W ? between.W : between.Kb;  // of a chunk
+        const i64 next = sizes.heads * CHUNK * ROWS;              // from a chunk to the one behind it
+        Tiles tiles;
+        if (part.open(sequence, begin, 0, sizes)) tiles.fetch(first + part.place(sizes) * CHUNK * ROWS);
         for (i64 chunk = 0; part.open(sequence, begin, chunk, sizes); ++chunk) {
             const i64 at = part.place(sizes) * CHUNK * ROWS;
+            const bool more = part.first + CHUNK < sequence.last;
             __syncthreads();
             state.keep(starts, between.W ? memory.state : nullptr, room, part, v0, sizes);
-            T sum[WIDTH][4];
-            clear(sum);
-            if (between.W) multiply_state(sum, between.W + at, memory);
+            const Decays decay(between.decay + part.place(sizes) * ROWS);
+            T sum[WIDTH][4];  // W S - J y
+#pragma unroll
+            for (int i = 0; i < 4 * WIDTH; ++i) {
+                const int token = 16 * lane.warp + lane.row_of(i % 4), c = lane.column_of(i % 4, i / 4);
+                const bool there = token < part.tokens && v0 + c < sizes.V;
+                sum[i / 4][i % 4] = there ? -updated(x, updates, room, part, sizes, token, v0 + c) : T(0);
+            }
+            if (between.W) multiply_state(sum, tiles, between.W + at, between.Kb + at, memory);
 #pragma unroll
             for (int i = 0; i < 4 * WIDTH; ++i) {
                 const int token = 16 * lane.warp + lane.row_of(i % 4), c = lane.column_of(i % 4, i / 4);
                 T up = 0;
                 if (token < part.tokens && v0 + c < sizes.V) {
-                    up = updated(x, updates, room, part, sizes, token, v0 + c) - sum[i / 4][i % 4];
+                    up = -sum[i / 4][i % 4];
                     if (updates) put(updates + room.token(part, sizes, token, v0 + c), up);
                 }
                 put(memory.updates + token * LINE + c, up);
             }
-            state.decays(between.decay + part.place(sizes) * ROWS);
-            multiply_into_state(state, between.Kb + at, memory.updates, memory);
+            state.decays(decay);
+            multiply_into_state(state, tiles, between.Kb + at, more ? first + at + next : nullptr, memory.updates, memory);
         }
         state.give(final, index, sizes.head0 + part.local, v0, sizes);
     }
@@ -151,29 +214,40 @@ __device__ __forceinline__ void backward(const T* d_output, const T* d_final, co
         const i64 begin = saved_at(bounds, sequence, index, sizes.time, CHUNK);
         State carry;
         carry.take(d_final, index, sizes.head0 + part.local, v0, sizes);
-        for (i64 chunk = (sequence.last - sequence.first + CHUNK - 1) / CHUNK - 1; chunk >= 0; --chunk) {
+        const i64 chunks = (sequence.last - sequence.first + CHUNK - 1) / CHUNK;
+        const i64 next = sizes.heads * CHUNK * ROWS;  // from a chunk to the one before it
+        Tiles tiles;
+        if (part.open(sequence, begin, chunks - 1, sizes)) tiles.fetch(between.Kb + part.place(sizes) * CHUNK * ROWS);
+        for (i64 chunk = chunks - 1; chunk >= 0; --chunk) {
             part.open(sequence, begin, chunk, sizes);
             const i64 at = part.place(sizes) * CHUNK * ROWS;
             __syncthreads();
             carry.keep(d_ends, memory.state, room, part, v0, sizes);
-            T sum[WIDTH][4];
-            clear(sum);
-            multiply_state(sum, between.Kb + at, memory);
+            const Decays decay(between.decay + part.place(sizes) * ROWS);
+            T sum[WIDTH][4];  // P^T dO + Kb dS
+#pragma unroll
+            for (int i = 0; i < 4 * WIDTH; ++i) {
+                const int token = 16 * lane.warp + lane.row_of(i % 4), c = lane.column_of(i % 4, i / 4);
+                const bool there = token < part.tokens && v0 + c < sizes.V;
+                sum[i / 4][i % 4] = there ? load(d_updates + room.token(part, sizes, token, v0 + c)) : T(0);
+            }
+            const Kept* before = chunk > 0 ? between.Kb + at - next : nullptr;
+            const Kept* last = between.W ? between.W + at : before;  // behind Qb
+            multiply_state(sum, tiles, between.Kb + at, d_output ? between.Qb + at : last, memory);
 #pragma unroll
             for (int i = 0; i < 4 * WIDTH; ++i) {
                 const int token = 16 * lane.warp + lane.row_of(i % 4), c = lane.column_of(i % 4, i / 4);
                 T d_up = 0, d_o = 0;
                 if (token < part.tokens && v0 + c < sizes.V) {
-                    Kept* place = d_updates + room.token(part, sizes, token, v0 + c);
-                    d_up = load(place) + sum[i / 4][i % 4];
-                    put(place, d_up);
+                    d_up = sum[i / 4][i % 4];
+                    put(d_updates + room.token(part, sizes, token, v0 + c), d_up);
                     d_o = Cotangent{d_output, part, sizes}(token, v0 + c);
                 }
                 put(memory.updates + token * LINE + c, -d_up), put(memory.d_output + token * LINE + c, d_o);
             }
-            carry.decays(between.decay + part.place(sizes) * ROWS);
-            if (d_output) multiply_into_state(carry, between.Qb + at, memory.d_output, memory);
-            if (between.W) multiply_into_state(carry, between.W + at, memory.updates, memory);
+            carry.decays(decay);
+            if (d_output) multiply_into_state(carry, tiles, between.Qb + at, last, memory.d_output, memory);
+            if (between.W) multiply_into_state(carry, tiles, between.W + at, before, memory.updates, memory);
         }
         if (d_state) carry.give(d_state, index, sizes.head0 + part.local, v0, sizes);
     }
