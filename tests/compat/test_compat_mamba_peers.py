@@ -6,15 +6,18 @@ import ast
 import inspect
 
 import pytest
-from loading import folder, load_functions
+from loading import folder, load_file, load_functions
 
 from scanfield.compat import mamba_ssm as compat
+from scanfield.layers import GatedMLP, LanguageModel, MambaBlock
 
 pytestmark = pytest.mark.backend("torch")
 torch = pytest.importorskip("torch", reason="mamba's references are PyTorch")
 einops = pytest.importorskip("einops", reason="mamba's references use einops")
 
 from alike import close, compare  # noqa: E402  (needs torch)
+
+from scanfield_torch import nn  # noqa: E402
 
 F = torch.nn.functional
 INTERFACE = "ops/selective_scan_interface.py"
@@ -414,6 +417,30 @@ def test_causal_convolution(activation):
         lambda **given: conv_ref(**given, activation=activation),
         inputs,
     )
+
+
+def test_a_block_with_an_mlp_is_upstreams():
+    """The state dict of mamba_ssm's GatedMLP, which rounds its size up; the residual branches one after the other."""
+    torch.manual_seed(0)
+    peer = load_file("mamba_ssm", "modules/mlp.py").GatedMLP(8, 100)
+    hidden = peer.fc2.weight.shape[1]
+    assert hidden == 128
+    model = nn.LanguageModel(
+        11, 8, [MambaBlock(8, 4)], mlps=[nn.GatedMLP(8, hidden)], names="mamba_ssm", scheme="mamba_ssm"
+    )
+    block, x = model.backbone.layers[0], torch.randn(2, 7, 8)
+    block.mlp.load_state_dict(peer.state_dict())
+    with torch.no_grad():
+        between = x + block.mixer(block.norm(x)).output
+        want = between + peer(block.norm2(between))
+        close(block(x).output, want)
+    # Two terms of the residual stream, by whose number this scheme divides, instead of one.
+    one = LanguageModel(11, 8, [MambaBlock(8, 4)]).init(3, torch, scheme="mamba_ssm")
+    two = LanguageModel(11, 8, [MambaBlock(8, 4)], mlps=[GatedMLP(8, hidden)]).init(
+        3, torch, scheme="mamba_ssm"
+    )
+    first, second = (m.named_parameters()["layers.0.mixer.out_proj.weight"] for m in (one, two))
+    close(second * 2**0.5, first)
 
 
 UPSTREAM = {

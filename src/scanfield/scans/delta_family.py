@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log1p
 from typing import Any, NamedTuple
 
-
 from scanfield.arrays import Array, cast, device_of, dtype_of, sum_to
 from scanfield.dispatch import Derived, Grads, Input, Option, Prepared
 from scanfield.scans import packing
