@@ -224,6 +224,7 @@ def test_bad_steps_change_nothing(changes, error, text):
 
 
 ROW = np.ones((1, 2, 4))
+MINIMAL = tuple(np.ones(s) for s in ((1, 4, 2, 3), (1, 4, 2), (1, 4, 2, 5), (1, 4, 2, 5)))
 
 
 def split(zxbcdt=None, **changes):
@@ -285,6 +286,12 @@ def split(zxbcdt=None, **changes):
                 checkpoint_lvl=2,
             ),
             scanfield.ArgumentError, "checkpoint_lvl: 2",
+        ),
+        (lambda: compat.ssd_minimal_discrete(*MINIMAL, 0), scanfield.ArgumentError, "block_len: 0"),
+        (lambda: compat.ssd_minimal_discrete(MINIMAL[0], *MINIMAL[2:], MINIMAL[2], 4), scanfield.ShapeError, "A: shape"),
+        (
+            lambda: compat.ssd_minimal_discrete(*MINIMAL, 4, np.ones((1, 2, 3, 4))),
+            scanfield.ShapeError, r"initial_states: shape \(1, 2, 3, 4\)",
         ),
         *(
             (

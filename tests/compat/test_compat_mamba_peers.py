@@ -419,6 +419,33 @@ def test_causal_convolution(activation):
     )
 
 
+@pytest.mark.parametrize("continued", [True, False])
+def test_ssd_minimal_discrete(continued):
+    """Listing 1 of the paper, whose blocks must divide the time; ours take any."""
+    listing = "modules/ssd_minimal.py"
+    segsum = reference(listing, "segsum")
+    theirs = reference(listing, "ssd_minimal_discrete", segsum=segsum)
+    g = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    inputs = {
+        "X": normal(2, 12, 3, 5),
+        "A": -normal(2, 12, 3).abs(),
+        "B": normal(2, 12, 3, 4),
+        "C": normal(2, 12, 3, 4),
+    }
+    if continued:
+        inputs["initial_states"] = normal(2, 1, 3, 5, 4)
+    compare(
+        lambda **given: compat.ssd_minimal_discrete(**given, block_len=5),
+        lambda **given: theirs(**given, block_len=4),
+        inputs,
+        1e-12,
+    )
+
+
 def test_a_block_with_an_mlp_is_upstreams():
     """The state dict of mamba_ssm's GatedMLP, which rounds its size up; the residual branches one after the other."""
     torch.manual_seed(0)
@@ -450,6 +477,7 @@ UPSTREAM = {
     "selective_state_update": UPDATE,
     "mamba_chunk_scan_combined": "ops/triton/ssd_combined.py",
     "mamba_split_conv1d_scan_combined": "ops/triton/ssd_combined.py",
+    "ssd_minimal_discrete": "modules/ssd_minimal.py",
 }
 
 
