@@ -154,6 +154,22 @@ def falcon(
     return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
 
 
+def test_mamba_inner_of_halved_inputs_and_whole_weights():
+    """As autocast has them: weights take the dtype of xz, the scan's own parameters keep theirs."""
+    g = torch.Generator().manual_seed(7)
+    shapes = {
+        "xz": (1, 2 * CHANNELS, 5), "conv1d_weight": (CHANNELS, 1, WIDTH), "conv1d_bias": (CHANNELS,),
+        "x_proj_weight": (2 + 2 * STATE, CHANNELS), "delta_proj_weight": (CHANNELS, 2), "out_proj_weight": (3, CHANNELS),
+        "out_proj_bias": (3,), "A": (CHANNELS, STATE), "D": (CHANNELS,), "delta_bias": (CHANNELS,),
+    }  # fmt: skip
+    given = {name: torch.randn(shape, generator=g) * 0.5 for name, shape in shapes.items()}
+    given["A"] = -given["A"].abs()
+    half = compat.mamba_inner_fn(**given | {"xz": given["xz"].bfloat16()})
+    assert half.dtype == torch.bfloat16
+    want = compat.mamba_inner_fn(**given)
+    assert float((half.float() - want).abs().max()) <= 0.03 * float(want.abs().max())
+
+
 def step_inputs(heads, seed=5, tied=False):
     g = torch.Generator().manual_seed(seed)
 
