@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import arrays
 import numpy as np
 import pytest
@@ -276,6 +278,12 @@ KDA = (D["q"], D["k"], D["v"], D["g"], D["beta"])
         (lambda: compat.chunk_kda(*KDA[:3], D["head"], D["beta"]), scanfield.ShapeError, "g: shape"),
         (lambda: compat.chunk_kda(*KDA, cu_seqlens=[0, T]), scanfield.ShapeError, "cu_seqlens: .*batch must be 1"),
         (
+            lambda: compat.chunk_kda(
+                *(x[:1] for x in KDA), cu_seqlens=[0, 2, T], initial_state=D["initial_state"][:1]
+            ),
+            scanfield.ShapeError, r"initial_state: shape \(1, 4, 3, 2\)",
+        ),
+        (
             lambda: compat.chunk_gated_delta_product(*GDN, num_householder=0),
             scanfield.ArgumentError, "num_householder: 0",
         ),
@@ -306,3 +314,13 @@ KDA = (D["q"], D["k"], D["v"], D["g"], D["beta"])
 def test_bad_input_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in compat.__all__ if "dplr" not in name and "rwkv7" not in name]
+)
+def test_unknown_keywords_are_refused(name):
+    """Swallowed, a misspelt cu_seqlens would leak states between sequences."""
+    needed = [p for p in inspect.signature(getattr(compat, name)).parameters.values() if p.default is p.empty]
+    with pytest.raises(TypeError, match="cu_seqlen_q"):
+        getattr(compat, name)(*(None for p in needed if p.kind is not p.VAR_KEYWORD), cu_seqlen_q=None)

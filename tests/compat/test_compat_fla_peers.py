@@ -303,6 +303,18 @@ def test_half_precision_keeps_its_dtype():
     close(state, want[1], 5e-6)
 
 
+def test_one_graph():
+    """torch.compile without a break, also where heads decay by constants."""
+    given = pick(draw(9), *QKV, "initial_state")
+    compiled = torch.compile(compat.chunk_retention, fullgraph=True, backend="eager")
+    for ours, theirs in zip(
+        compiled(**given, output_final_state=True),
+        compat.chunk_retention(**given, output_final_state=True),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+
+
 def test_states_between_chunks():
     """Those at the starts of chunks of each sequence, in both layouts."""
     d = {n: torch.cat(list(x), dim=0)[None] for n, x in draw(21).items() if n != "initial_state"}

@@ -51,6 +51,33 @@ def test_selective_scan_is_the_operation_with_time_last(library):
     same(library, last, want.final_state)
 
 
+def test_selective_scan_by_bounds_and_of_no_tokens(library):
+    """cu_seqlens cuts where seq_idx does, with a state each; of no tokens the state is the one that came."""
+    inputs = {
+        n: x if x.ndim < 3 or library.name == "jax" else x[:1]
+        for n, x in scan_inputs(library.time(T)).items()
+    }
+    given, states = library.arrays(inputs), draw(2, s=(2, CHANNELS, STATE))["s"]
+    if library.name not in ("jax", "dask"):
+        bounds = [0, 2, T]
+        y, last = compat.selective_scan_fn(
+            **given, return_last_state=True, cu_seqlens=bounds, initial_state=library.array(states)
+        )
+        assert tuple(last.shape) == states.shape
+        for row, (start, stop) in enumerate([(0, 2), (2, T)]):
+            one = {n: x[..., start:stop] if x.ndim > 2 else x for n, x in inputs.items()}
+            want, want_last = compat.selective_scan_fn(
+                **one, return_last_state=True, initial_state=states[row : row + 1]
+            )
+            assert arrays.deviation(library.numpy(y)[..., start:stop], want) <= 1e-12
+            assert arrays.deviation(library.numpy(last)[row : row + 1], want_last) <= 1e-12
+    nothing = {n: x[..., :0] if len(x.shape) > 2 else x for n, x in given.items()}
+    before = library.array(states[: given["u"].shape[0]])
+    y, last = compat.selective_scan_fn(**nothing, return_last_state=True, initial_state=before)
+    assert tuple(y.shape) == (given["u"].shape[0], CHANNELS, 0)
+    same(library, last, before, 0.0)
+
+
 @pytest.mark.parametrize("function", ["scan", "convolution", "chunk"])
 def test_rows_of_several_sequences_equal_each_sequence_alone(library, function):
     """seq_idx in a batch: the state starts anew where the number changes, a row's first sequence continues its state."""
@@ -224,6 +251,7 @@ def test_bad_steps_change_nothing(changes, error, text):
 
 
 ROW = np.ones((1, 2, 4))
+MINIMAL = tuple(np.ones(s) for s in ((1, 4, 2, 3), (1, 4, 2), (1, 4, 2, 5), (1, 4, 2, 5)))
 
 
 def split(zxbcdt=None, **changes):
@@ -286,6 +314,12 @@ def split(zxbcdt=None, **changes):
             ),
             scanfield.ArgumentError, "checkpoint_lvl: 2",
         ),
+        (lambda: compat.ssd_minimal_discrete(*MINIMAL, 0), scanfield.ArgumentError, "block_len: 0"),
+        (lambda: compat.ssd_minimal_discrete(MINIMAL[0], *MINIMAL[2:], MINIMAL[2], 4), scanfield.ShapeError, "A: shape"),
+        (
+            lambda: compat.ssd_minimal_discrete(*MINIMAL, 4, np.ones((1, 2, 3, 4))),
+            scanfield.ShapeError, r"initial_states: shape \(1, 2, 3, 4\)",
+        ),
         *(
             (
                 lambda name=name: compat.selective_scan_fn(
@@ -316,6 +350,12 @@ def split(zxbcdt=None, **changes):
 def test_bad_input_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("name", compat.__all__)
+def test_unknown_keywords_are_refused(name):
+    with pytest.raises(TypeError, match="cu_seqlen_q"):
+        getattr(compat, name)(cu_seqlen_q=None)
 
 
 def test_bad_packs_of_the_chunked_scan_are_named():

@@ -6,15 +6,18 @@ import ast
 import inspect
 
 import pytest
-from loading import folder, load_functions
+from loading import folder, load_file, load_functions
 
 from scanfield.compat import mamba_ssm as compat
+from scanfield.layers import GatedMLP, LanguageModel, MambaBlock
 
 pytestmark = pytest.mark.backend("torch")
 torch = pytest.importorskip("torch", reason="mamba's references are PyTorch")
 einops = pytest.importorskip("einops", reason="mamba's references use einops")
 
 from alike import close, compare  # noqa: E402  (needs torch)
+
+from scanfield_torch import nn  # noqa: E402
 
 F = torch.nn.functional
 INTERFACE = "ops/selective_scan_interface.py"
@@ -149,6 +152,22 @@ def falcon(
         x, norm(dt, dt_rms_weight), A, norm(B, b_rms_weight), norm(C, c_rms_weight), D, z, delta_bias, True
     )
     return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
+
+
+def test_mamba_inner_of_halved_inputs_and_whole_weights():
+    """As autocast has them: weights take the dtype of xz, the scan's own parameters keep theirs."""
+    g = torch.Generator().manual_seed(7)
+    shapes = {
+        "xz": (1, 2 * CHANNELS, 5), "conv1d_weight": (CHANNELS, 1, WIDTH), "conv1d_bias": (CHANNELS,),
+        "x_proj_weight": (2 + 2 * STATE, CHANNELS), "delta_proj_weight": (CHANNELS, 2), "out_proj_weight": (3, CHANNELS),
+        "out_proj_bias": (3,), "A": (CHANNELS, STATE), "D": (CHANNELS,), "delta_bias": (CHANNELS,),
+    }  # fmt: skip
+    given = {name: torch.randn(shape, generator=g) * 0.5 for name, shape in shapes.items()}
+    given["A"] = -given["A"].abs()
+    half = compat.mamba_inner_fn(**given | {"xz": given["xz"].bfloat16()})
+    assert half.dtype == torch.bfloat16
+    want = compat.mamba_inner_fn(**given)
+    assert float((half.float() - want).abs().max()) <= 0.03 * float(want.abs().max())
 
 
 def step_inputs(heads, seed=5, tied=False):
@@ -416,6 +435,57 @@ def test_causal_convolution(activation):
     )
 
 
+@pytest.mark.parametrize("continued", [True, False])
+def test_ssd_minimal_discrete(continued):
+    """Listing 1 of the paper, whose blocks must divide the time; ours take any."""
+    listing = "modules/ssd_minimal.py"
+    segsum = reference(listing, "segsum")
+    theirs = reference(listing, "ssd_minimal_discrete", segsum=segsum)
+    g = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    inputs = {
+        "X": normal(2, 12, 3, 5),
+        "A": -normal(2, 12, 3).abs(),
+        "B": normal(2, 12, 3, 4),
+        "C": normal(2, 12, 3, 4),
+    }
+    if continued:
+        inputs["initial_states"] = normal(2, 1, 3, 5, 4)
+    compare(
+        lambda **given: compat.ssd_minimal_discrete(**given, block_len=5),
+        lambda **given: theirs(**given, block_len=4),
+        inputs,
+        1e-12,
+    )
+
+
+def test_a_block_with_an_mlp_is_upstreams():
+    """The state dict of mamba_ssm's GatedMLP, which rounds its size up; the residual branches one after the other."""
+    torch.manual_seed(0)
+    peer = load_file("mamba_ssm", "modules/mlp.py").GatedMLP(8, 100)
+    hidden = peer.fc2.weight.shape[1]
+    assert hidden == 128
+    model = nn.LanguageModel(
+        11, 8, [MambaBlock(8, 4)], mlps=[nn.GatedMLP(8, hidden)], names="mamba_ssm", scheme="mamba_ssm"
+    )
+    block, x = model.backbone.layers[0], torch.randn(2, 7, 8)
+    block.mlp.load_state_dict(peer.state_dict())
+    with torch.no_grad():
+        between = x + block.mixer(block.norm(x)).output
+        want = between + peer(block.norm2(between))
+        close(block(x).output, want)
+    # Two terms of the residual stream, by whose number this scheme divides, instead of one.
+    one = LanguageModel(11, 8, [MambaBlock(8, 4)]).init(3, torch, scheme="mamba_ssm")
+    two = LanguageModel(11, 8, [MambaBlock(8, 4)], mlps=[GatedMLP(8, hidden)]).init(
+        3, torch, scheme="mamba_ssm"
+    )
+    first, second = (m.named_parameters()["layers.0.mixer.out_proj.weight"] for m in (one, two))
+    close(second * 2**0.5, first)
+
+
 UPSTREAM = {
     "selective_scan_fn": INTERFACE,
     "selective_scan_ref": INTERFACE,
@@ -423,6 +493,7 @@ UPSTREAM = {
     "selective_state_update": UPDATE,
     "mamba_chunk_scan_combined": "ops/triton/ssd_combined.py",
     "mamba_split_conv1d_scan_combined": "ops/triton/ssd_combined.py",
+    "ssd_minimal_discrete": "modules/ssd_minimal.py",
 }
 
 

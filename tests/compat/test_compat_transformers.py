@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import itertools
+import pickle
 import sys
+import threading
 
 import pytest
 
@@ -18,6 +21,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from tiny_models import OLDER, REFUSED, SIZES, TYPES, VOCABULARY, build  # noqa: E402  (needs transformers)
 
 from scanfield.compat import _hooked, _one_token  # noqa: E402
+from scanfield.compat.transformers import _users as users  # noqa: E402
 from scanfield.compat.transformers import accelerate, supported  # noqa: E402
 
 # Fed in pieces, these two differ from themselves in one piece with transformers alone, in their attention layers.
@@ -135,6 +139,8 @@ def test_packed_sequences_do_not_meet(name):
         for given in ({"seq_idx": numbers}, {"cu_seq_lens_q": torch.tensor(bounds, dtype=torch.int32)}):
             assert off(run(hidden, **given), alone) <= 1e-5
         mixed = run(hidden)
+        with accelerate(model):  # once more: the keyword reaches the layer through both
+            assert off(run(hidden, seq_idx=numbers), alone) <= 1e-5
     assert off(mixed, alone) > 1e-3  # or the test would prove nothing
 
 
@@ -218,6 +224,92 @@ def test_other_models_and_nested_use():
         assert getattr(place, name) is counted
     finally:
         setattr(place, name, original)
+
+
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
+def test_copies_and_pickles(name):
+    """They run within the acceleration, behind it, and in one of their own, where sequences are kept apart."""
+    model, ids = build(name), tokens()
+    numbers = torch.tensor([[0] * 4 + [1] * 5], dtype=torch.int32)
+    hidden = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        want = logits(model(ids))
+        with accelerate(model):
+            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+            for each in copies:
+                assert off(logits(each(ids)), want) <= 1e-5
+        for each in copies:
+            assert off(logits(each(ids)), want) <= 1e-5
+            with accelerate(each):
+                layer = layer_of(each, name)
+                alone, packed = (
+                    torch.cat([layer(hidden[:, :4]), layer(hidden[:, 4:])], dim=1),
+                    layer(hidden, seq_idx=numbers),
+                )
+                assert off(packed, alone) <= 1e-5
+    assert not any(users.values()) and not _hooked._frames.open
+
+
+def test_threads_and_errors_leave_other_models_alone():
+    """One model is accelerated again and again, by a with block that an error ends, while another one runs as it is."""
+    own, other, ids = build("mamba2"), build("mamba2"), tokens()
+    with torch.no_grad():
+        want = logits(other(ids))
+    found = []
+
+    def plain():
+        with torch.no_grad():
+            found.extend(torch.equal(logits(other(ids)), want) for _ in range(6))
+
+    def accelerated():
+        for _ in range(6):
+            with torch.no_grad(), contextlib.suppress(KeyError), accelerate(own):
+                found.append(off(logits(own(ids)), want) <= 1e-5)
+                raise KeyError
+
+    threads = [threading.Thread(target=run) for run in (plain, accelerated, accelerated)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [True] * 18
+    assert not users["mamba2"] and not any(layer._forward_pre_hooks for layer in own.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what torch.compile says of transformers' own lines
+def test_compiled_models():
+    """torch.compile of what is accelerated, and the other way round; packed sequences are told to the outermost module."""
+    model, ids, numbers = (
+        build("mamba", num_hidden_layers=1),
+        tokens(9, batch=1),
+        torch.tensor([[0] * 4 + [1] * 5]),
+    )
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), accelerate(model):
+        alone = torch.cat([logits(model(x, use_cache=False)) for x in (ids[:, :4], ids[:, 4:])], dim=1)
+        want = logits(model(ids, use_cache=False))
+    with torch.no_grad():
+        assert off(logits(compiled(ids, use_cache=False)), want) <= 1e-5
+    for outer in (compiled, model):
+        with torch.no_grad(), accelerate(outer):
+            assert off(logits(compiled(ids, use_cache=False)), want) <= 1e-5
+            assert off(logits(compiled(ids, seq_idx=numbers, use_cache=False)), alone) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_model_without_data(name):
+    """On the device "meta": shapes, and then weights that come later."""
+    model, ids = build(name), tokens()
+    with torch.no_grad():
+        want = logits(model(ids))
+        empty = copy.deepcopy(model).to("meta")
+        with accelerate(empty):
+            found = logits(empty(ids.to("meta")))
+            assert (found.shape, found.dtype, found.device.type) == (want.shape, want.dtype, "meta")
+            empty.to_empty(device="cpu")
+            empty.load_state_dict(model.state_dict())
+            assert off(logits(empty(ids)), want) <= 1e-5
 
 
 def test_an_error_in_forward_leaves_nothing_behind():

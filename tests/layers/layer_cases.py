@@ -16,6 +16,7 @@ from scanfield.layers import (
     Embedding,
     GatedDeltaNet2,
     GatedDeltaNet2Config,
+    GatedMLP,
     LanguageModel,
     Layer,
     Linear,
@@ -81,6 +82,7 @@ CASES = [
         lambda: Sequential(*map(Activated, ("silu", "gelu", "gelu_tanh", "softplus", "sigmoid"))),
     ),
     Case("residual", lambda: Residual(Sequential(norm=RMSNorm(WIDTH), out=Linear(WIDTH, WIDTH, bias=False)))),
+    Case("mlp", lambda: GatedMLP(WIDTH, 5, fused=False, bias=True)),
     Case("selective ssm", lambda: SelectiveSSM(WIDTH, 3)),
     Case("selective ssm: log rates", lambda: SelectiveSSM(WIDTH, 3, log_rates=True)),
     Case("mamba", lambda: MambaBlock(WIDTH, 3, dt_rank=2, bias=True)),
@@ -117,6 +119,8 @@ CASES = [
     ),
     Case(
         "language model: untied",
-        lambda: LanguageModel(VOCABULARY, WIDTH, [Mamba2Block(WIDTH, 2, head_dim=4)], tied=False),
+        lambda: LanguageModel(
+            VOCABULARY, WIDTH, [Mamba2Block(WIDTH, 2, head_dim=4)], mlps=[GatedMLP(WIDTH, 3)], tied=False
+        ),
     ),
 ]

@@ -15,6 +15,7 @@ import scanfield
 from scanfield.layers import (
     GatedDeltaNet2,
     GatedDeltaNet2Config,
+    GatedMLP,
     LanguageModel,
     Layer,
     Mamba2Block,
@@ -47,6 +48,11 @@ def test_names():
         "model.norm.weight",
         "lm_head.weight",
     ]
+    mlps = [GatedMLP(4, 5, fused=False), GatedMLP(4, 5, fused=False)]
+    with_mlps = list(state_dict(model(mlps=mlps).init(), "fla"))
+    assert [n for n in with_mlps if ".layers.1." in n and "attn." not in n] == [
+        f"model.layers.1.{n}.weight" for n in ("attn_norm", "mlp_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    ]  # fmt: skip
     assert list(state_dict(MambaBlock(4).init(), "fla")) == list(MambaBlock(4).init().named_parameters())
     with pytest.raises(scanfield.ArgumentError, match="names: 'keras'; allowed are 'scanfield', 'mamba_ssm'"):
         state_dict(model().init(), "keras")
@@ -77,6 +83,12 @@ def test_the_file_is_the_packages_own(tmp_path: Path):
     peer.save_file(theirs, tmp_path / "theirs")
     load(two, tmp_path / "theirs")
     assert all(same_bits(two.named_parameters()[n], a) for n, a in one.named_parameters().items())
+
+
+def test_mlps_are_as_many_as_mixers():
+    for mlps in ([], [GatedMLP(4, 5)], [None, None], 3):
+        with pytest.raises(scanfield.ArgumentError, match=r"mlps: .*each of 2 mixers"):
+            model(mlps=mlps)
 
 
 def test_a_wrong_state_dict_changes_nothing(tmp_path: Path):

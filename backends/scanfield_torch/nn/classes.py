@@ -52,6 +52,12 @@ class GatedDeltaNet2(Module):
     layer_class = layers.GatedDeltaNet2
 
 
+class GatedMLP(Module):
+    """``scanfield.layers.GatedMLP``, with the state dict of mamba_ssm's or, with ``fused=False``, of fla's."""
+
+    layer_class = layers.GatedMLP
+
+
 class Linear(Module):
     """``scanfield.layers.Linear``."""
 
@@ -118,7 +124,7 @@ class LanguageModel(Module):
 
     Parameters
     ----------
-    vocabulary, width, mixers, tied, epsilon
+    vocabulary, width, mixers, mlps, tied, epsilon
         As of the layer.
     names : {"scanfield", "mamba_ssm", "transformers", "fla"}
         Whose names modules and parameters bear: with "transformers" the state dict of a ``MambaForCausalLM`` loads as it is,

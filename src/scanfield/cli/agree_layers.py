@@ -16,6 +16,7 @@ from scanfield.layers import (
     CausalConv1d,
     GatedDeltaNet2,
     GatedDeltaNet2Config,
+    GatedMLP,
     LanguageModel,
     Layer,
     Linear,
@@ -60,7 +61,7 @@ _FULL: dict[str, Callable[[], Layer]] = {
         _VOCABULARY, _WIDTH, [MambaBlock(_WIDTH, 2, dt_rank=3, dt_bc_norm="plain")]
     ),
     "LanguageModel, untied": lambda: LanguageModel(
-        _VOCABULARY, _WIDTH, [SelectiveSSM(_WIDTH, 2)], tied=False
+        _VOCABULARY, _WIDTH, [SelectiveSSM(_WIDTH, 2)], mlps=[GatedMLP(_WIDTH, 3)], tied=False
     ),
 }
 _PARAMETER, _STATE = "parameter ", "state "

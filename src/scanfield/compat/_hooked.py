@@ -78,6 +78,20 @@ def within_frames(original: Callable[..., Any], ours: Callable[..., Any]) -> Cal
     return choose
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The same as an attribute of a layer, which is copied and pickled with it."""
+
+    original: Any
+    ours: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One of the two."""
+        if not _frames.open:
+            return self.original(*args, **kwargs)
+        return self.ours(self.original, _frames.open[-1], *args, **kwargs)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Mamba-1 and Mamba-2
 

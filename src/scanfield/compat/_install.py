@@ -24,6 +24,8 @@ _VERSIONS = {"mamba_ssm": "2.3.2.post1", "causal_conv1d": "1.6.0", "fla": "0.6.0
 
 _MAMBA = {
     "mamba_ssm": ("selective_scan_fn", "mamba_inner_fn"),
+    "mamba_ssm.modules": (),
+    "mamba_ssm.modules.ssd_minimal": ("ssd_minimal_discrete",),
     "mamba_ssm.ops": (),
     "mamba_ssm.ops.selective_scan_interface": ("selective_scan_fn", "selective_scan_ref", "mamba_inner_fn"),
     "mamba_ssm.ops.triton": (),

@@ -329,7 +329,7 @@ def mamba_inner_fn(
 
 def _linear(xp: Namespace, x: Array, weight: Array) -> Array:
     """(..., in) with weights (out, in)"""
-    return xp.matmul(x, xp.matrix_transpose(weight))
+    return xp.matmul(x, xp.matrix_transpose(cast(xp, weight, x.dtype)))
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array, epsilon: float) -> Array:

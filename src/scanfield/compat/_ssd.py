@@ -8,6 +8,7 @@ from typing import Any
 from scanfield.arrays import Array, cast
 from scanfield.compat import _arrays
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.scans.gated_delta import gdn2
 from scanfield.scans.ssd import ssd
 from scanfield.scans.surface import check_chunk_size
 
@@ -139,3 +140,59 @@ def mamba_chunk_scan_combined(
     if return_varlen_states:
         results.append(states)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def ssd_minimal_discrete(
+    X: Array, A: Array, B: Array, C: Array, block_len: int, initial_states: Array | None = None
+) -> tuple[Any, Any]:
+    """``mamba_ssm.modules.ssd_minimal.ssd_minimal_discrete``: listing 1 of the paper of Mamba-2, by the scan.
+
+    Parameters
+    ----------
+    X : array (batch, time, heads, P)
+        Inputs, multiplied by their steps already.
+    A : array (batch, time, heads)
+        Natural logarithm of the decay: rate times step.
+    B, C : arrays (batch, time, heads, N)
+    block_len : int
+        At least 1; it changes no result, and need not divide the time.
+    initial_states : array (batch, 1, heads, P, N), optional
+
+    Returns
+    -------
+    (output (batch, time, heads, P), final state (batch, heads, P, N))
+
+    Raises
+    ------
+    ShapeError, DtypeError, BackendError, DeviceError, ArgumentError
+        As ``scanfield.gdn2``.
+
+    Notes
+    -----
+    The interface of mamba-ssm 2.3.2; Dao and Gu, arXiv 2405.21060, listing 1.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from scanfield.compat.mamba_ssm import ssd_minimal_discrete
+    >>> ones = numpy.ones((1, 3, 1, 1))
+    >>> ssd_minimal_discrete(ones, numpy.log(0.5 * ones[..., 0]), ones, ones, 64)[0].ravel()
+    array([1.  , 1.5 , 1.75])
+    """
+    if isinstance(block_len, bool) or not isinstance(block_len, int) or block_len < 1:
+        raise ArgumentError(f"block_len: {block_len!r}; allowed is an integer of at least 1")
+    xp = _arrays.namespace(X=X, A=A, B=B, C=C, initial_states=initial_states)
+    _arrays.check_rank(X, "X", "batch time heads channels")
+    batch, time, heads, width = X.shape
+    _arrays.check_rank(B, "B", "batch time heads state")
+    sizes = {"batch": batch, "time": time, "heads": heads}
+    _arrays.check_shape(A, "A", **sizes)
+    for name, array in {"B": B, "C": C}.items():
+        _arrays.check_shape(array, name, **sizes, state=B.shape[3])
+    state = None
+    if initial_states is not None:
+        before = {"batch": batch, "1": 1, "heads": heads, "channels": width, "state": B.shape[3]}
+        _arrays.check_shape(initial_states, "initial_states", **before)
+        state = xp.matrix_transpose(initial_states[:, 0, ...])
+    y, state = gdn2(C, B, X, A, initial_state=state, scale=1.0)
+    return y, xp.matrix_transpose(state)

@@ -8,7 +8,7 @@ gradients through final states, float64, no GPU.
 from scanfield.compat._convolution import causal_conv1d, causal_conv1d_fn, causal_conv1d_update
 from scanfield.compat._selective import mamba_inner_fn, selective_scan_fn, selective_scan_ref
 from scanfield.compat._split import mamba_split_conv1d_scan_combined
-from scanfield.compat._ssd import mamba_chunk_scan_combined
+from scanfield.compat._ssd import mamba_chunk_scan_combined, ssd_minimal_discrete
 from scanfield.compat._state_update import selective_state_update
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",
+    "ssd_minimal_discrete",
 ]

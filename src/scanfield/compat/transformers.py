@@ -198,7 +198,7 @@ def _put_attributes(layer: Any) -> None:
         if not users:
             originals = {name: getattr(layer, name) for name in attributes}
             for name, ours in attributes.items():
-                setattr(layer, name, _hooked.within_frames(originals[name], ours))
+                setattr(layer, name, _hooked.Chosen(originals[name], ours))
         layer.__dict__[_NAME] = (users + 1, originals)
 
 
@@ -214,21 +214,28 @@ def _take_back_attributes(layer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# hooks: functions of a module that is given, so that copies of the model have them too
+# hooks: functions of a module that is given, so that copies of the model have them too; they act while its type has
+# an acceleration in force
 
 
 class _Ambient(threading.local):
-    """The packs of the models that are running in this thread, for layers that are not told of them."""
+    """The packs of the models that are running in this thread, for layers that are not told of them.
+
+    Each as seq_idx, cu_seq_lens_q, and whether the model would recompute its layers in backward. The model itself is not
+    kept: torch.compile cannot trace that.
+    """
 
     def __init__(self) -> None:
-        self.packs: list[Any] = []
+        self.packs: list[tuple[Any, Any, bool]] = []
 
 
 _ambient = _Ambient()
 
 
 def _note_sequences(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    _ambient.packs.append((kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"), model))
+    seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
+    packed = seq_idx is not None or bounds is not None
+    _ambient.packs.append((seq_idx, bounds, packed and model.training and _checkpoints(model)))
 
 
 def _forget_sequences(model: Any, args: Any, output: Any) -> None:
@@ -237,7 +244,15 @@ def _forget_sequences(model: Any, args: Any, output: Any) -> None:
 
 
 def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    outer = _hooked.innermost()
+    if (
+        outer is not None and outer.layer is layer
+    ):  # a second acceleration; the first one has read the keywords
+        _hooked.enter(outer)
+        return None
     _hooked.enter(_hooked.Frame())  # whatever raises from here on, the closing hook finds one
+    if not _in_force(layer):
+        return None
     hidden = args[0] if args else kwargs["hidden_states"]
     batch, time = hidden.shape[:2]
     if time == 1:
@@ -265,6 +280,12 @@ def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {word: value for word, value in kwargs.items() if word not in ("seq_idx", "cu_seq_lens_q")}
 
 
+def _in_force(layer: Any) -> bool:
+    """Whether our functions are in place for a layer: a copy of an accelerated model may outlive its acceleration."""
+    mixer = mixer_of(layer)
+    return _NAME in layer.__dict__ or (mixer is not None and _users.get(mixer.name, 0) > 0)
+
+
 def _close_frame(layer: Any, args: Any, output: Any) -> None:
     _hooked.leave()
 
@@ -273,12 +294,11 @@ def _sequences(layer: Any, kwargs: Mapping[str, Any], hidden: Any, batch: int, t
     """The sequence of each token, from the layer's own keywords or else those of the model."""
     seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
     if seq_idx is None and bounds is None and _ambient.packs:
-        seq_idx, bounds, model = next(
+        seq_idx, bounds, recomputes = next(
             (pack for pack in reversed(_ambient.packs) if pack[0] is not None or pack[1] is not None),
             _ambient.packs[-1],
         )
-        packed = seq_idx is not None or bounds is not None
-        if packed and layer.training and _checkpoints(model):
+        if recomputes and layer.training:
             raise StateError(
                 f"seq_idx, cu_seq_lens_q: {type(layer).__name__} is not told of them by transformers, so gradient "
                 "checkpointing would recompute it without; switch the checkpointing off"
@@ -292,8 +312,5 @@ def _sequences(layer: Any, kwargs: Mapping[str, Any], hidden: Any, batch: int, t
 
 
 def _checkpoints(model: Any) -> bool:
-    """Whether the model recomputes its layers in backward; the name of that has changed."""
-    for word in ("is_activation_checkpointing", "is_gradient_checkpointing"):
-        if hasattr(type(model), word):
-            return bool(getattr(model, word))
-    return False
+    """Whether the model, or one that it wraps, recomputes layers in backward."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

@@ -8,6 +8,7 @@ from scanfield.layers.language_model import LanguageModel
 from scanfield.layers.layer import Layer, LayerResult
 from scanfield.layers.mamba import MambaBlock, SelectiveSSM
 from scanfield.layers.mamba2 import Mamba2Block
+from scanfield.layers.mlp import GatedMLP
 from scanfield.layers.short_convolution import causal_conv1d, causal_conv1d_step, causal_conv1d_vjp
 from scanfield.layers.trace import Explanation, GraphNode, Trace
 
@@ -20,6 +21,7 @@ __all__ = [
     "Explanation",
     "GatedDeltaNet2",
     "GatedDeltaNet2Config",
+    "GatedMLP",
     "GraphNode",
     "LanguageModel",
     "Layer",

@@ -7,7 +7,8 @@
 | ``"transformers"`` | as mamba_ssm, but ``backbone.embeddings`` |
 | ``"fla"`` | ``model.embeddings``, ``model.layers.0.attn_norm``, ``model.layers.0.attn``, ``model.norm``, ``lm_head`` |
 
-Below a mixer all four agree.
+Behind a mixer ``norm2`` and ``mlp`` follow in a model with MLPs; fla calls the former ``mlp_norm``. Below a mixer all four
+agree, and below an MLP mamba_ssm's has fused projections.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HEADS = {
     "fla": {"embedding": "model.embeddings", "layers": "model.layers", "norm_f": "model.norm"},
 }
 _SHOWN = 20  # names in an error
-_IN_BLOCKS = {"fla": {"norm": "attn_norm", "mixer": "attn"}}
+_IN_BLOCKS = {"fla": {"norm": "attn_norm", "mixer": "attn", "norm2": "mlp_norm"}}
 
 
 def upstream(layer: Layer, name: str, names: str) -> str:

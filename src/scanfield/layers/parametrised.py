@@ -56,8 +56,8 @@ class Parametrised:
             Of the parameters; dtype by name or as the library's. float16 and bfloat16 are computed with in float32.
         scheme : {"uniform", "normal", "mamba_ssm", "zeros"}
             For weights: uniform in +-1/sqrt(fan in), as torch's layers; N(0, 0.02^2), as transformers; as "uniform" with no
-            biases of linear layers, and the out-projections of a ``LanguageModel`` divided by sqrt(number of mixers), as
-            mamba_ssm's language models. Decay rates, steps, skips and norms start as in their papers. "zeros": all
+            biases of linear layers, and the last projections of mixers and MLPs divided by the root of their number in
+            a ``LanguageModel``, as in mamba_ssm. Decay rates, steps, skips and norms start as in their papers. "zeros": all
             parameters 0, from which nothing is learnt.
 
         Raises

@@ -22,8 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log1p
 from typing import Any, NamedTuple
 
-import numpy
-
 from scanfield.arrays import Array, cast, device_of, dtype_of, sum_to
 from scanfield.dispatch import Derived, Grads, Input, Option, Prepared
 from scanfield.scans import packing
@@ -120,12 +118,10 @@ def _retention_gates(checked: Checked) -> Arrays:
     xp, dims = checked.xp, checked.dims
     decay = checked.arrays["log_decay"]
     if decay is None:
-        values = numpy.asarray(
-            [log1p(-(2.0 ** (-5 - head))) for head in range(dims["vheads"])], dtype=numpy.float64
-        )
         dtype = dtype_of(xp, checked.compute)
-        # As Python floats: not every device has float64.
-        decay = xp.asarray(values.tolist(), dtype=dtype, device=device_of(checked.arrays["query"]))
+        # Python floats: not every device has float64, and torch.compile reads no NumPy array of them.
+        values = [log1p(-(2.0 ** (-5 - head))) for head in range(dims["vheads"])]
+        decay = xp.asarray(values, dtype=dtype, device=device_of(checked.arrays["query"]))
         decay = xp.reshape(decay, (1, 1, dims["vheads"], 1))
     shape = (dims["batch"], dims["time"], dims["vheads"], 1)
     return _common(checked) | {"log_decay": xp.broadcast_to(decay, shape)}
