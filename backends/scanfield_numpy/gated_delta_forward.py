@@ -10,7 +10,7 @@ step, go the same way.
 
 from __future__ import annotations
 
-from scanfield_numpy.addressing import offset_of
+from scanfield_numpy.addressing import fetch_later, offset_of
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.gated_delta_quad import (
     ADDRESSES,
@@ -140,10 +140,13 @@ def value_of(n, kind, row, t, j, column, count, tag):
     if at(n, HAS_VALUE):
         value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j))
         write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j))
+        # As in ``take``; what is asked for two quads before its use has left the first-level cache by then.
+        fetch_later(n, VALUE_STEPS, value, column, QUAD)
         y = first_lanes(value, column, count, tag)
         if at(n, W_WIDTH) == 1:
             y = y * at(write, 0)
         elif at(n, W_WIDTH):
+            fetch_later(n, WRITE_STEPS, write, column, QUAD)
             y = y * first_lanes(write, column, count, tag)
     return y
 

@@ -14,13 +14,12 @@ of a vector are key rows here.
 
 from __future__ import annotations
 
-from scanfield_numpy.addressing import offset_of
+from scanfield_numpy.addressing import fetch_later, offset_of
 from scanfield_numpy.compiling import part
 from scanfield_numpy.elementary import exp
 from scanfield_numpy.vector import (
     ONE,
     at,
-    fetch,
     first_lanes,
     lanes,
     load,
@@ -44,6 +43,8 @@ QUAD = 4
 GIVEN, COMBINED = 4 * QUAD, 1 + 3 * QUAD
 # Sums of two tokens of a quad: e_j . G_jl k_l for l < j, then q_j . G_jl k_l for l <= j.
 PAIRS, ERASE_PAIRS = 16, 6
+# Tokens from the one that is read to those that memory is asked for.
+AHEAD = 2 * QUAD
 
 
 @part
@@ -61,20 +62,17 @@ def take(n, kind, given, token, row, t, j):
         d = exp(splat(given, at(log_decay, 0), ONE))
     if b_width == 1:
         b = splat(given, at(erase, 0), ONE)
-    # The same token two quads on: its lines are far apart, and no hardware foresees them.
-    ahead = 2 * QUAD
-    key_ahead, query_ahead = ahead * at(n, KEY_STEPS + 1), ahead * at(n, QUERY_STEPS + 1)
-    decay_ahead, erase_ahead = ahead * at(n, DECAY_STEPS + 1), ahead * at(n, ERASE_STEPS + 1)
     to = token * 4 * step
     for i in range(0, K, step):
-        fetch(key, key_ahead + i)
-        fetch(query, query_ahead + i)
+        # The lines of one token after the other are far apart, and no hardware foresees them.
+        fetch_later(n, KEY_STEPS, key, i, AHEAD)
+        fetch_later(n, QUERY_STEPS, query, i, AHEAD)
         k = first_lanes(key, i, K - i, ONE)
         if g_width > 1:
-            fetch(log_decay, decay_ahead + i)
+            fetch_later(n, DECAY_STEPS, log_decay, i, AHEAD)
             d = exp(first_lanes(log_decay, i, K - i, ONE))
         if b_width > 1:
-            fetch(erase, erase_ahead + i)
+            fetch_later(n, ERASE_STEPS, erase, i, AHEAD)
             b = first_lanes(erase, i, K - i, ONE)
         e = b
         if not at(n, ERASE_VECTOR):
