@@ -74,7 +74,7 @@ def _pass(tag, o, width, K, S, before, now, up, sums, erases):
     up1, up2 = load(up, 0, tag), load(up, width, tag)
     up3, up4 = load(up, 2 * width, tag), load(up, 3 * width, tag)
     z = zeros(S, tag)
-    r1, r2, r3, r4, o1, o2, o3, o4 = z, z, z, z, z, z, z, z
+    r1 = r2 = r3 = r4 = o1 = o2 = o3 = o4 = z
     for first in range(0, K, step):
         for lane in range(least(step, K - first)):
             b, c = shifted(before, first * COMBINED + lane), shifted(now, first * COMBINED + lane)
@@ -190,9 +190,10 @@ def _quad(n, kind, row, t, j, c0, count, width, up, sums, pairs, odd, out, updat
     place = (row * at(n, TIME) + t) * token + j * at(n, V_SIZE) + c0
     e, q = pairs, shifted(pairs, ERASE_PAIRS)
     z = zeros(up, ONE)
-    odd1, odd2, odd3, odd4 = z, z, z, z
+    odd1 = odd2 = odd3 = odd4 = z
     for o in range(0, count, step):
-        left, x, y, to = count - o, shifted(up, o), shifted(sums, o), place + o
+        left, to = count - o, place + o
+        x, y = shifted(up, o), shifted(sums, o)
         u1 = value_of(n, kind, row, t, j, c0 + o, left, ONE)
         u2 = value_of(n, kind, row, t + 1, j, c0 + o, left, ONE)
         u3 = value_of(n, kind, row, t + 2, j, c0 + o, left, ONE)
@@ -258,7 +259,8 @@ def forward(first_task, last_task, block, memory, kind):
         i_seq, j, c0 = task // (blocks * vheads), task // blocks % vheads, task % blocks * at(n, TASK_COLUMNS)
         count = least(V - c0, at(n, TASK_COLUMNS))
         table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
-        row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
+        row, first = at(table, 0), at(table, 1)
+        end, saved = at(table, 2), at(table, 3)
         width = (count + step - 1) // step * step
         up = shifted(S, K * width)
         sums = shifted(up, QUAD * width)

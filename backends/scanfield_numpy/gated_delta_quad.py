@@ -50,7 +50,8 @@ AHEAD = 2 * QUAD
 @part
 def take(n, kind, given, token, row, t, j):
     """Decay, e, q and k of token ``t`` of a row of the batch, to the tiles' places of the quad's token ``token``."""
-    head, K, g_width, b_width = j // at(n, GROUP), at(n, K_SIZE), at(n, G_WIDTH), at(n, B_WIDTH)
+    head, K = j // at(n, GROUP), at(n, K_SIZE)
+    g_width, b_width = at(n, G_WIDTH), at(n, B_WIDTH)
     key = shifted(numbers(at(n, KEY), kind), offset_of(n, KEY_STEPS, row, t, head))
     query = shifted(numbers(at(n, QUERY), kind), offset_of(n, QUERY_STEPS, row, t, head))
     log_decay = shifted(numbers(at(n, DECAY), kind), offset_of(n, DECAY_STEPS, row, t, j))
@@ -89,11 +90,12 @@ def combine(given, combined, pairs, partial, tiles):
     """A quad's decays multiplied into its keys, erase vectors and queries, and the sums of its pairs of tokens."""
     step = lanes(given, ONE)
     z = zeros(given, ONE)
-    e21, e31, e32, e41, e42, e43 = z, z, z, z, z, z
-    q11, q21, q22, q31, q32, q33, q41, q42, q43, q44 = z, z, z, z, z, z, z, z, z, z
+    e21 = e31 = e32 = e41 = e42 = e43 = z
+    q11 = q21 = q22 = q31 = q32 = q33 = q41 = q42 = q43 = q44 = z
     for i in range(tiles):
         x, c = shifted(given, i * GIVEN * step), shifted(combined, i * COMBINED * step)
-        D, e, q, k1 = load(x, 0, ONE), load(x, step, ONE), load(x, 2 * step, ONE), load(x, 3 * step, ONE)
+        D, e = load(x, 0, ONE), load(x, step, ONE)
+        q, k1 = load(x, 2 * step, ONE), load(x, 3 * step, ONE)
         q11 = q11 + q * k1
         store(c, 5 * step, e * D)
         store(c, 9 * step, q * D)
@@ -113,9 +115,11 @@ def combine(given, combined, pairs, partial, tiles):
         store(c, 11 * step, q * D)
         d, e = load(x, 12 * step, ONE), load(x, 13 * step, ONE)
         q, k4 = load(x, 14 * step, ONE), load(x, 15 * step, ONE)
-        D, k1, k2, k3 = D * d, k1 * d, k2 * d, k3 * d
+        D, k1 = D * d, k1 * d
+        k2, k3 = k2 * d, k3 * d
         e41, e42, e43 = e41 + e * k1, e42 + e * k2, e43 + e * k3
-        q41, q42, q43, q44 = q41 + q * k1, q42 + q * k2, q43 + q * k3, q44 + q * k4
+        q41, q42 = q41 + q * k1, q42 + q * k2
+        q43, q44 = q43 + q * k3, q44 + q * k4
         store(c, 8 * step, e * D)
         store(c, 12 * step, q * D)
         store(c, 0, D)
