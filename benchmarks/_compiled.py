@@ -76,6 +76,18 @@ class Loops:
         self._run("gated_delta", time, heads, K, V, K**-0.5, *arrays)
         return output, last
 
+    def gdn2_moves(self, query, key, value, log_decay, erase, write):
+        """A call: what ``gdn2`` reads and writes, without its arithmetic."""
+        _, time, heads, K = query.shape
+        arrays = (query, key, value, log_decay, erase, write, np.empty_like(value))
+        return self._made("gated_delta_moves", time, heads, K, value.shape[3], *arrays)
+
+    def multiply_adds(self, count):
+        """A call: at least so many multiply-adds in registers, as fast as the machine does them."""
+        x, y = (np.full(self.lanes, number, np.float32) for number in (0.5, 1.0))
+        rounds = -(-count // (12 * self.lanes))
+        return self._made("multiply_adds", rounds, x, y, np.empty_like(x))
+
     def gdn2_step(self, state, query, key, value, log_decay, erase, write, *, output, last, past):
         """A call: one token of the gated delta rule into arrays that are there; ``past`` the cache or not."""
         batch, heads, K, V = state.shape

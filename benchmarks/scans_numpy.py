@@ -34,7 +34,7 @@ import _peers
 import numpy as np
 
 import scanfield
-from scanfield_numpy.memory import LAST_CACHE, pool
+from scanfield_numpy.memory import LAST_CACHE, fresh, pool
 
 METHOD = "numpy.numba"
 Row = dict[str, Any]
@@ -257,16 +257,56 @@ def step(quick: bool) -> Iterator[Row]:
             {"NumPy einsum step": (lambda state=state, token=token: _peers.einsum_step(state, **token), least)},
             quick,
         )  # fmt: skip
-        tiny = {name: np.ascontiguousarray(x[:1, :1, :8]) for name, x in token.items()}
-        little = np.ascontiguousarray(state[:1, :1, :8, :8])
-        python = 1e3 * _timing.seconds(
-            lambda tiny=tiny, little=little: scanfield.gdn2.step(little, **tiny, method=METHOD),
-            least=0.02 if quick else 0.3,
-        )
-        reached = _step_in_c(state, token, quick)
+        reached, parts = _step_in_c(state, token, quick), _step_parts(state, token, quick)
         for line in rows:
-            python_told = f"A step of one head of 8 numbers, nearly all of it Python, takes {python:.3g} ms."
-            yield line | {"bound": f"{reached(line['peer ms'])} {python_told}"}
+            yield line | {"bound": f"{reached(line['peer ms'])} {parts}"}
+
+
+def _step_parts(state: np.ndarray, token: Mapping[str, np.ndarray], quick: bool) -> str:
+    """What a step's time is made of, in a sentence."""
+    tiny = {name: np.ascontiguousarray(x[:1, :1, :8]) for name, x in token.items()}
+    little, copied = np.ascontiguousarray(state[:1, :1, :8, :8]), np.empty_like(state)
+
+    def python() -> None:
+        scanfield.gdn2.step(little, **tiny, method=METHOD)
+
+    def cold() -> None:
+        np.copyto(copied, state)
+        python()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "kernel": _kernel_alone(lambda: scanfield.gdn2.step(state, **token, method=METHOD)),
+        "python": python,
+        "cold": cold,
+        "copy": lambda: np.copyto(copied, state),
+        "array": lambda: fresh(state.shape, state.dtype),
+    }
+    taken = {name: 1e3 * x for name, x in _timing.rivals(calls, least=0.02 if quick else 0.5).items()}
+    return (
+        f"Of scanfield's own time its kernel takes {taken['kernel']:.3g} ms, memory for the new state "
+        f"{taken['array']:.2g} ms, and the rest is Python: a step of one head of 8 numbers takes "
+        f"{taken['python']:.2g} ms, and {taken['cold'] - taken['copy']:.2g} ms where the copy of a state has just "
+        f"gone through the caches."
+    )
+
+
+def _kernel_alone(call: Callable[[], Any]) -> Callable[[], None]:
+    """The compiled kernel that a call of ``gdn2`` runs, once more on the same arrays."""
+    from scanfield_numpy import gated_delta
+    from scanfield_numpy.threads import block_of
+
+    told: list[Any] = []
+    own = gated_delta.run
+    try:
+        gated_delta.run = lambda *given: told.append(given)
+        call()
+    finally:
+        gated_delta.run = own
+    kernel, dtype, tasks, _, memory, integers, arrays = told[0]
+    block, held = block_of(integers, arrays), np.zeros(memory + 16, dtype)
+    compiled, zero, address = kernel(dtype), np.dtype(dtype).type(0), held.ctypes.data
+    place, own_place = block.buffer_info()[0], address + -address % 64
+    return lambda kept=(block, arrays, held): compiled(0, tasks, place, own_place, zero)
 
 
 def _step_in_c(state: np.ndarray, token: Mapping[str, np.ndarray], quick: bool) -> Callable[[float], str]:
@@ -416,12 +456,42 @@ def c(quick: bool) -> Iterator[Row]:
             yield row(table, f"{work} forward", "C", None, unit="", note=f"not measured: {reason}", case=work)
             continue
         taken = _timing.rivals(calls, least=0.02 if quick else 1.0, rounds=3 if quick else 7)
+        told = {"bound": _gdn2_limits(arrays, quick)} if op is scanfield.gdn2 else {}
         for build in builds:
             yield row(
                 table, f"{work} forward, {_shape(arrays)}", build, 100 * taken[build] / taken["ours"],
                 least=85.0 if build != "the same with -ffast-math" else None, unit="% of its speed", case=work,
-                ms=1e3 * taken["ours"], **{"peer ms": 1e3 * taken[build], "note": ""},
+                ms=1e3 * taken["ours"], **{"peer ms": 1e3 * taken[build], "note": ""}, **told,
             )  # fmt: skip
+
+
+def _gdn2_limits(arrays: Mapping[str, np.ndarray], quick: bool) -> str:
+    """What memory alone takes, the arithmetic alone, and tokens that lie in cache: a sentence."""
+    loops = _compiled.loops(_compiled.IEEE)
+    _, time, heads, size = arrays["query"].shape
+    tokens = {
+        count: {name: x[:, :count].copy() for name, x in arrays.items()} for count in (8, 16 if quick else 64)
+    }
+    each = heads * time
+    # A pass over the state takes 13 multiply-adds a number for four tokens.
+    count = 13 * size * size * each // 4
+    calls = {"moves": loops.gdn2_moves(**arrays), "arithmetic": loops.multiply_adds(count)}
+    for number, given in tokens.items():
+        calls[f"ours {number}"] = forward(scanfield.gdn2, given)
+        calls[f"C {number}"] = lambda given=given: loops.gdn2(**given)
+    taken = _timing.rivals(calls, least=0.02 if quick else 0.5, rounds=3 if quick else 15)
+    few, more = tokens
+    cached = {
+        name: (taken[f"{name} {more}"] - taken[f"{name} {few}"]) / (heads * (more - few))
+        for name in ("ours", "C")
+    }
+    return (
+        f"C that only reads the six arrays and writes the output takes {1e9 * taken['moves'] / each:.3g} ns a token and "
+        f"head, the {count / each / size**2:.3g} multiply-adds for each number of the state "
+        f"{1e9 * taken['arithmetic'] / each:.3g} ns at the most that C reaches in registers. Over tokens that lie in "
+        f"cache ({few} to {more}) scanfield takes {1e9 * cached['ours']:.3g} ns and C of the loop "
+        f"{1e9 * cached['C']:.3g}: what is more over all tokens is memory."
+    )
 
 
 # -- in processes of their own -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ step, go the same way.
 
 from __future__ import annotations
 
-from scanfield_numpy.addressing import offset_of
+from scanfield_numpy.addressing import fetch_later, offset_of
 from scanfield_numpy.compiling import kernel, part
 from scanfield_numpy.gated_delta_quad import (
     ADDRESSES,
@@ -74,7 +74,7 @@ def _pass(tag, o, width, K, S, before, now, up, sums, erases):
     up1, up2 = load(up, 0, tag), load(up, width, tag)
     up3, up4 = load(up, 2 * width, tag), load(up, 3 * width, tag)
     z = zeros(S, tag)
-    r1, r2, r3, r4, o1, o2, o3, o4 = z, z, z, z, z, z, z, z
+    r1 = r2 = r3 = r4 = o1 = o2 = o3 = o4 = z
     for first in range(0, K, step):
         for lane in range(least(step, K - first)):
             b, c = shifted(before, first * COMBINED + lane), shifted(now, first * COMBINED + lane)
@@ -140,10 +140,13 @@ def value_of(n, kind, row, t, j, column, count, tag):
     if at(n, HAS_VALUE):
         value = shifted(numbers(at(n, VALUE), kind), offset_of(n, VALUE_STEPS, row, t, j))
         write = shifted(numbers(at(n, WRITE), kind), offset_of(n, WRITE_STEPS, row, t, j))
+        # As in ``take``; what is asked for two quads before its use has left the first-level cache by then.
+        fetch_later(n, VALUE_STEPS, value, column, QUAD)
         y = first_lanes(value, column, count, tag)
         if at(n, W_WIDTH) == 1:
             y = y * at(write, 0)
         elif at(n, W_WIDTH):
+            fetch_later(n, WRITE_STEPS, write, column, QUAD)
             y = y * first_lanes(write, column, count, tag)
     return y
 
@@ -183,26 +186,45 @@ def _token(n, kind, row, t, j, c0, count, K, S, width, given, out, update, write
 def _quad(n, kind, row, t, j, c0, count, width, up, sums, pairs, odd, out, update):
     """Updates and outputs of a quad from its sums over rows; how many tokens came before one that is not all finite."""
     step = lanes(up, ONE)
-    V, erases, vheads = at(n, V_SIZE), at(n, B_WIDTH), at(n, HEADS) * at(n, GROUP)
-    place = ((row * at(n, TIME) + t) * vheads + j) * V + c0
-    for m in range(QUAD):
-        store(odd, m * step, zeros(up, ONE))
+    erases, token = at(n, B_WIDTH), at(n, HEADS) * at(n, GROUP) * at(n, V_SIZE)
+    place = (row * at(n, TIME) + t) * token + j * at(n, V_SIZE) + c0
+    e, q = pairs, shifted(pairs, ERASE_PAIRS)
+    z = zeros(up, ONE)
+    odd1 = odd2 = odd3 = odd4 = z
     for o in range(0, count, step):
-        for m in range(QUAD):
-            u = value_of(n, kind, row, t + m, j, c0 + o, count - o, ONE)
-            if erases:
-                u = u - load(sums, m * width + o, ONE)
-                for i in range(m):
-                    u = u - load(up, i * width + o, ONE) * at(pairs, m * (m - 1) // 2 + i)
-            store(up, m * width + o, u)
-            read = load(sums, (QUAD + m) * width + o, ONE)
-            for i in range(m + 1):
-                read = read + load(up, i * width + o, ONE) * at(pairs, ERASE_PAIRS + m * (m + 1) // 2 + i)
-            if at(n, WANTS_OUTPUT):
-                put_lanes(out, place + m * vheads * V + o, count - o, read, ONE)
-            if at(n, KEEPS_UPDATES):
-                put_lanes(update, place + m * vheads * V + o, count - o, u, ONE)
-            store(odd, m * step, load(odd, m * step, ONE) + (u + read) * zero(up))
+        left, to = count - o, place + o
+        x, y = shifted(up, o), shifted(sums, o)
+        u1 = value_of(n, kind, row, t, j, c0 + o, left, ONE)
+        u2 = value_of(n, kind, row, t + 1, j, c0 + o, left, ONE)
+        u3 = value_of(n, kind, row, t + 2, j, c0 + o, left, ONE)
+        u4 = value_of(n, kind, row, t + 3, j, c0 + o, left, ONE)
+        if erases:
+            u1 = u1 - load(y, 0, ONE)
+            u2 = u2 - load(y, width, ONE) - u1 * at(e, 0)
+            u3 = u3 - load(y, 2 * width, ONE) - u1 * at(e, 1) - u2 * at(e, 2)
+            u4 = u4 - load(y, 3 * width, ONE) - u1 * at(e, 3) - u2 * at(e, 4) - u3 * at(e, 5)
+        store(x, 0, u1)
+        store(x, width, u2)
+        store(x, 2 * width, u3)
+        store(x, 3 * width, u4)
+        r1 = load(y, 4 * width, ONE) + u1 * at(q, 0)
+        r2 = load(y, 5 * width, ONE) + u1 * at(q, 1) + u2 * at(q, 2)
+        r3 = load(y, 6 * width, ONE) + u1 * at(q, 3) + u2 * at(q, 4) + u3 * at(q, 5)
+        r4 = load(y, 7 * width, ONE) + u1 * at(q, 6) + u2 * at(q, 7) + u3 * at(q, 8) + u4 * at(q, 9)
+        odd1, odd2 = odd1 + (u1 + r1) * zero(up), odd2 + (u2 + r2) * zero(up)
+        odd3, odd4 = odd3 + (u3 + r3) * zero(up), odd4 + (u4 + r4) * zero(up)
+        if at(n, WANTS_OUTPUT):
+            put_lanes(out, to, left, r1, ONE)
+            put_lanes(out, to + token, left, r2, ONE)
+            put_lanes(out, to + 2 * token, left, r3, ONE)
+            put_lanes(out, to + 3 * token, left, r4, ONE)
+        if at(n, KEEPS_UPDATES):
+            for m in range(QUAD):
+                put_lanes(update, to + m * token, left, load(x, m * width, ONE), ONE)
+    store(odd, 0, odd1)
+    store(odd, step, odd2)
+    store(odd, 2 * step, odd3)
+    store(odd, 3 * step, odd4)
     good = 0
     while good < QUAD and total(load(odd, good * step, ONE)) == zero(up):
         good += 1
@@ -237,7 +259,8 @@ def forward(first_task, last_task, block, memory, kind):
         i_seq, j, c0 = task // (blocks * vheads), task // blocks % vheads, task % blocks * at(n, TASK_COLUMNS)
         count = least(V - c0, at(n, TASK_COLUMNS))
         table = shifted(integers(at(n, TABLE)), i_seq * COLUMNS)
-        row, first, end, saved = at(table, 0), at(table, 1), at(table, 2), at(table, 3)
+        row, first = at(table, 0), at(table, 1)
+        end, saved = at(table, 2), at(table, 3)
         width = (count + step - 1) // step * step
         up = shifted(S, K * width)
         sums = shifted(up, QUAD * width)

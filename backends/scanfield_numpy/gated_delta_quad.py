@@ -14,13 +14,12 @@ of a vector are key rows here.
 
 from __future__ import annotations
 
-from scanfield_numpy.addressing import offset_of
+from scanfield_numpy.addressing import fetch_later, offset_of
 from scanfield_numpy.compiling import part
 from scanfield_numpy.elementary import exp
 from scanfield_numpy.vector import (
     ONE,
     at,
-    fetch,
     first_lanes,
     lanes,
     load,
@@ -44,12 +43,15 @@ QUAD = 4
 GIVEN, COMBINED = 4 * QUAD, 1 + 3 * QUAD
 # Sums of two tokens of a quad: e_j . G_jl k_l for l < j, then q_j . G_jl k_l for l <= j.
 PAIRS, ERASE_PAIRS = 16, 6
+# Tokens from the one that is read to those that memory is asked for.
+AHEAD = 2 * QUAD
 
 
 @part
 def take(n, kind, given, token, row, t, j):
     """Decay, e, q and k of token ``t`` of a row of the batch, to the tiles' places of the quad's token ``token``."""
-    head, K, g_width, b_width = j // at(n, GROUP), at(n, K_SIZE), at(n, G_WIDTH), at(n, B_WIDTH)
+    head, K = j // at(n, GROUP), at(n, K_SIZE)
+    g_width, b_width = at(n, G_WIDTH), at(n, B_WIDTH)
     key = shifted(numbers(at(n, KEY), kind), offset_of(n, KEY_STEPS, row, t, head))
     query = shifted(numbers(at(n, QUERY), kind), offset_of(n, QUERY_STEPS, row, t, head))
     log_decay = shifted(numbers(at(n, DECAY), kind), offset_of(n, DECAY_STEPS, row, t, j))
@@ -61,20 +63,17 @@ def take(n, kind, given, token, row, t, j):
         d = exp(splat(given, at(log_decay, 0), ONE))
     if b_width == 1:
         b = splat(given, at(erase, 0), ONE)
-    # The same token two quads on: its lines are far apart, and no hardware foresees them.
-    ahead = 2 * QUAD
-    key_ahead, query_ahead = ahead * at(n, KEY_STEPS + 1), ahead * at(n, QUERY_STEPS + 1)
-    decay_ahead, erase_ahead = ahead * at(n, DECAY_STEPS + 1), ahead * at(n, ERASE_STEPS + 1)
     to = token * 4 * step
     for i in range(0, K, step):
-        fetch(key, key_ahead + i)
-        fetch(query, query_ahead + i)
+        # The lines of one token after the other are far apart, and no hardware foresees them.
+        fetch_later(n, KEY_STEPS, key, i, AHEAD)
+        fetch_later(n, QUERY_STEPS, query, i, AHEAD)
         k = first_lanes(key, i, K - i, ONE)
         if g_width > 1:
-            fetch(log_decay, decay_ahead + i)
+            fetch_later(n, DECAY_STEPS, log_decay, i, AHEAD)
             d = exp(first_lanes(log_decay, i, K - i, ONE))
         if b_width > 1:
-            fetch(erase, erase_ahead + i)
+            fetch_later(n, ERASE_STEPS, erase, i, AHEAD)
             b = first_lanes(erase, i, K - i, ONE)
         e = b
         if not at(n, ERASE_VECTOR):
@@ -91,11 +90,12 @@ def combine(given, combined, pairs, partial, tiles):
     """A quad's decays multiplied into its keys, erase vectors and queries, and the sums of its pairs of tokens."""
     step = lanes(given, ONE)
     z = zeros(given, ONE)
-    e21, e31, e32, e41, e42, e43 = z, z, z, z, z, z
-    q11, q21, q22, q31, q32, q33, q41, q42, q43, q44 = z, z, z, z, z, z, z, z, z, z
+    e21 = e31 = e32 = e41 = e42 = e43 = z
+    q11 = q21 = q22 = q31 = q32 = q33 = q41 = q42 = q43 = q44 = z
     for i in range(tiles):
         x, c = shifted(given, i * GIVEN * step), shifted(combined, i * COMBINED * step)
-        D, e, q, k1 = load(x, 0, ONE), load(x, step, ONE), load(x, 2 * step, ONE), load(x, 3 * step, ONE)
+        D, e = load(x, 0, ONE), load(x, step, ONE)
+        q, k1 = load(x, 2 * step, ONE), load(x, 3 * step, ONE)
         q11 = q11 + q * k1
         store(c, 5 * step, e * D)
         store(c, 9 * step, q * D)
@@ -115,9 +115,11 @@ def combine(given, combined, pairs, partial, tiles):
         store(c, 11 * step, q * D)
         d, e = load(x, 12 * step, ONE), load(x, 13 * step, ONE)
         q, k4 = load(x, 14 * step, ONE), load(x, 15 * step, ONE)
-        D, k1, k2, k3 = D * d, k1 * d, k2 * d, k3 * d
+        D, k1 = D * d, k1 * d
+        k2, k3 = k2 * d, k3 * d
         e41, e42, e43 = e41 + e * k1, e42 + e * k2, e43 + e * k3
-        q41, q42, q43, q44 = q41 + q * k1, q42 + q * k2, q43 + q * k3, q44 + q * k4
+        q41, q42 = q41 + q * k1, q42 + q * k2
+        q43, q44 = q43 + q * k3, q44 + q * k4
         store(c, 8 * step, e * D)
         store(c, 12 * step, q * D)
         store(c, 0, D)

@@ -66,14 +66,14 @@ def _together(n, kind, row, j, column, given, source, to, out, then, after, held
     found, read = zeros(given, WIDE), zeros(given, WIDE)
     for first in range(0, K, step):
         for lane in range(least(step, K - first)):
-            x, i = shifted(given, first * GIVEN + lane), (first + lane) * V
+            x, i = shifted(then, first * GIVEN + lane), (first + lane) * V
+            s = load(after, i, WIDE) * at(x, 0)
+            found = found + s * at(x, step)
+            x = shifted(given, first * GIVEN + lane)
             s = load(source, i, WIDE) * at(x, 0)
             s = s + new * at(x, 3 * step)
             put_whole(to, i, s, way)
             read = read + s * at(x, 2 * step)
-            x = shifted(then, first * GIVEN + lane)
-            s = load(after, i, WIDE) * at(x, 0)
-            found = found + s * at(x, step)
     put_whole(out, column, read, KEPT)
     store(held, 0, found)
 

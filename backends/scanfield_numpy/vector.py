@@ -288,14 +288,18 @@ def put_whole(typing: Any, place: Any, offset: Any, vector: Any, way: Any) -> An
     return types.void(place, types.int64, vector, way), generate
 
 
+def _ask(builder: Any, pointer: Any, writes: int) -> None:
+    """For a line of the cache."""
+    pointer, flag = builder.bitcast(pointer, ir.IntType(8).as_pointer()), ir.IntType(32)
+    shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+    asked = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+    builder.call(asked, [pointer, *(ir.Constant(flag, value) for value in (writes, 3, 1))])
+
+
 def _asking(name: str, about: str, writes: int) -> Any:
     def function(typing: Any, place: Any, offset: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-            pointer = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
-            flag = ir.IntType(32)
-            shape = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
-            asked = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-            builder.call(asked, [pointer, *(ir.Constant(flag, value) for value in (writes, 3, 1))])
+            _ask(builder, builder.gep(values[0], [values[1]]), writes)
             return context.get_dummy_value()
 
         return types.void(place, types.int64), generate

@@ -245,6 +245,37 @@ void gated_delta(ptrdiff_t time, ptrdiff_t heads, ptrdiff_t K, ptrdiff_t V, floa
         }
 }
 
+/* What gated_delta reads and writes, in its order, with next to no arithmetic: what memory alone takes. */
+void gated_delta_moves(ptrdiff_t time, ptrdiff_t heads, ptrdiff_t K, ptrdiff_t V, const float *query, const float *key,
+                       const float *value, const float *log_decay, const float *erase, const float *write,
+                       float *output)
+{
+    for (ptrdiff_t h = 0; h < heads; h++)
+        for (ptrdiff_t t = 0; t < time; t++) {
+            ptrdiff_t row = (t * heads + h) * K, place = (t * heads + h) * V;
+            vec sum = {};
+            for (ptrdiff_t i = row; i < row + K; i += LANES)
+                sum += LOAD(query + i) + LOAD(key + i) + LOAD(log_decay + i) + LOAD(erase + i);
+            for (ptrdiff_t i = place; i < place + V; i += LANES)
+                STORE(output + i, sum + LOAD(value + i) * LOAD(write + i));
+        }
+}
+
+/* As many multiply-adds as the machine can do, `rounds` times 12 vectors of them in registers; x and y of LANES. */
+void multiply_adds(ptrdiff_t rounds, const float *x, const float *y, float *output)
+{
+    enum { CHAINS = 12 };
+    vec a = LOAD(x), b = LOAD(y), sums[CHAINS];
+    for (int j = 0; j < CHAINS; j++) /* no two alike, or the compiler makes them one */
+        sums[j] = b * (float)j;
+    for (ptrdiff_t i = 0; i < rounds; i++)
+        for (int j = 0; j < CHAINS; j++)
+            sums[j] = sums[j] * a + b;
+    for (int j = 1; j < CHAINS; j++)
+        sums[0] += sums[j];
+    STORE(output, sums[0]);
+}
+
 /* a, b, output (batch, time, width); last (batch, width). */
 void linear(ptrdiff_t batch, ptrdiff_t time, ptrdiff_t width, const float *a, const float *b, float *output,
             float *last)
