@@ -401,7 +401,11 @@ def install(session: nox.Session, extras: list[str], groups: list[str], *, newes
     project = f".[{','.join(extras)}]" if extras else "."
     versions = ["-c", TESTED]
     if newest:
-        versions = ["--upgrade", "--upgrade-strategy=eager", *([tested("torch")] if "torch" in extras else [])]
+        versions = [
+            "--upgrade",
+            "--upgrade-strategy=eager",
+            *([tested("torch")] if "torch" in extras else []),
+        ]
     session.install("--no-compile", *versions, "-e", project, *tools)
 
 
