@@ -124,13 +124,31 @@ def tests_numpy(session: nox.Session) -> None:
     run_tests(session, "numpy")
 
 
+@nox.session(name="tests-latest", python="3.13", default=False)
+@nox.parametrize("library", [nox.param(x, id=x) for x in LIBRARIES if x != "cupy"])
+def tests_latest(session: nox.Session, library: str) -> None:
+    """The tests with the newest releases that install here; torch alone stays at its version of constraints/tested.txt.
+
+    transformers stays at the one that pyproject.toml names. On the newest Python that scanfield claims: NumPy and JAX
+    no longer make new releases for the oldest.
+    """
+    extras, groups = LIBRARIES[library]
+    install(session, extras, ["test", *groups], newest=True)
+    if library == "torch":
+        install_sources(session)
+    session.run("python", "-m", "pip", "list", "--format=freeze", "--exclude-editable")
+    run_tests(session, library)
+
+
 @nox.session(name="tests-slow", default=False)
-def tests_slow(session: nox.Session) -> None:
-    """What takes minutes a test: every golden case compiled by inductor."""
-    extras, groups = LIBRARIES["torch"]
+@nox.parametrize("library", [nox.param(x, id=x) for x in ("numpy", "torch", "jax")])
+def tests_slow(session: nox.Session, library: str) -> None:
+    """What takes minutes a test: limits a hundred times over, the numerical contract, golden cases by inductor."""
+    extras, groups = LIBRARIES[library]
     install(session, extras, ["test", *groups])
-    install_sources(session)
-    run_tests(session, "torch", "--slow", "-m=slow")
+    if library == "torch":
+        install_sources(session)
+    run_tests(session, library, "tests", "--slow", "-m=slow")
 
 
 @nox.session(default=False)
@@ -374,12 +392,22 @@ assert "square-1-4" in files.shipped() and "[problem]" in files.source("square-1
 """
 
 
-def install(session: nox.Session, extras: list[str], groups: list[str]) -> None:
-    """Install scanfield, editable, with these extras and the tools of these dependency-groups."""
+def install(session: nox.Session, extras: list[str], groups: list[str], *, newest: bool = False) -> None:
+    """Install scanfield, editable, with these extras and the tools of these dependency-groups.
+
+    In the versions that were tested, or ``newest``: in those of today, torch excepted.
+    """
     tools = nox.project.dependency_groups(PROJECT, *groups)
     # pip would compile every file of a package; Python compiles what it imports. For torch and jax that is 25 seconds.
     project = f".[{','.join(extras)}]" if extras else "."
-    session.install("--no-compile", "-c", TESTED, "-e", project, *tools)
+    versions = ["-c", TESTED]
+    if newest:
+        versions = [
+            "--upgrade",
+            "--upgrade-strategy=eager",
+            *([tested("torch")] if "torch" in extras else []),
+        ]
+    session.install("--no-compile", *versions, "-e", project, *tools)
 
 
 def install_tools(session: nox.Session, groups: list[str]) -> None:

@@ -82,6 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("scanfield")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under coverage a worker of xdist writes its counts here: ended ten seconds later, a slow one would lose them."""
+    counting = "coverage" in sys.modules and sys.modules["coverage"].Coverage.current()
+    if counting and hasattr(session.config, "workerinput"):
+        counting.save()
+
+
 def _put_standin(config: pytest.Config) -> None:
     """The stand-in for CuPy, for the whole run."""
     sys.path.append(str(HERE / "cuda"))

@@ -14,8 +14,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
-def python(script: str, *arguments: object, path: tuple[Path, ...] = (), **environment: str) -> str:
-    """Run `script`; its standard output. It sees tests/ and `path`; a warning that it does not catch is an error."""
+def python(
+    script: str, *arguments: object, path: tuple[Path, ...] = (), seconds: int = 180, **environment: str
+) -> str:
+    """Run `script`; its standard output. It sees tests/ and `path`; a warning that it does not catch is an error.
+
+    It has so many `seconds` to end by itself.
+    """
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     seen = os.pathsep.join(filter(None, [*map(str, path), str(HERE), *inherited]))
     # What the caller's own shell asks of scanfield is no part of a test; where compiled kernels lie, conftest says.
@@ -29,7 +34,7 @@ def python(script: str, *arguments: object, path: tuple[Path, ...] = (), **envir
         env=clean | {"PYTHONPATH": seen} | environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=seconds,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-6000:] or finished.stdout[-6000:]

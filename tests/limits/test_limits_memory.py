@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 from processes import python
 
-pytestmark = pytest.mark.backend("numpy", "torch")
+BOTH = pytest.mark.backend("numpy", "torch")
 
 
 def leave_out(backend: str, test: str, given: dict) -> bool:
@@ -28,6 +28,9 @@ rng = np.random.default_rng(0)
 if LIBRARY == "torch":
     import torch
     torch.set_num_threads(1)
+if LIBRARY == "jax":
+    import jax
+    jax.config.update("jax_enable_x64", True)
 
 def drawn(op, n):
     def draw(*shape):
@@ -43,7 +46,7 @@ def drawn(op, n):
     return given | ({"erase": draw(*key)} if op == "gdn2" else {"beta": draw(*head)})
 
 def to(x):
-    return torch.from_numpy(x) if LIBRARY == "torch" else x
+    return torch.from_numpy(x) if LIBRARY == "torch" else jax.numpy.asarray(x) if LIBRARY == "jax" else x
 
 def back(x):
     return np.asarray(x.numpy() if LIBRARY == "torch" else x)
@@ -127,10 +130,11 @@ def name_of(request: pytest.FixtureRequest) -> str:
     return request.config.getoption("--backend")
 
 
+@BOTH
 @pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="this system limits no memory")
 @pytest.mark.parametrize("ops", [("linear_scan",), pytest.param(OPERATIONS, marks=pytest.mark.slow)], ids=len)
 def test_without_memory_an_error_and_nothing_changed(request, ops: tuple[str, ...]):
-    assert int(python(CALLS + LIMITED, name_of(request), 30_000, *ops, **SOON)) >= len(ops)
+    assert int(python(CALLS + LIMITED, name_of(request), 30_000, *ops, seconds=1800, **SOON)) >= len(ops)
 
 
 LEAK = """
@@ -152,10 +156,11 @@ for op in OPERATIONS:
 
 def growth(request: pytest.FixtureRequest, warm: int, calls: int, *verbs: str) -> dict[tuple[str, str], int]:
     """Bytes that each operation's verbs have added."""
-    lines = python(CALLS + LEAK, name_of(request), 48, warm, calls, *verbs).splitlines()
+    lines = python(CALLS + LEAK, name_of(request), 48, warm, calls, *verbs, seconds=1800).splitlines()
     return {tuple(line.split()[:2]): int(line.split()[2]) for line in lines}
 
 
+@BOTH
 @pytest.mark.skipif(not importlib.util.find_spec("resource"), reason="this system tells no resident memory")
 def test_100_gradients_and_steps_take_no_more_memory(request):
     """At most 1 MiB; one array of tokens that stayed behind at each call would be 2.4 MiB."""
@@ -165,6 +170,7 @@ def test_100_gradients_and_steps_take_no_more_memory(request):
 
 
 @pytest.mark.slow
+@pytest.mark.backend("numpy", "torch", "jax")
 @pytest.mark.skipif(not importlib.util.find_spec("resource"), reason="this system tells no resident memory")
 def test_1000_calls_of_every_verb_take_no_more_memory(request):
     found = growth(request, 100, 1000, "forward", "step", "vjp", "relevance", "affine")
