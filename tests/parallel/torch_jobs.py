@@ -15,6 +15,7 @@ import torch.distributed as dist
 import training
 from examples import example, op_inputs, rng_of
 from field.draws import G
+from gates import changed
 
 import scanfield
 from scanfield import pinn
@@ -169,28 +170,6 @@ def every_cut(
         exchange = ("scan", "gather")[i % 2]
         rows.append((f"{list(cut)} by {exchange}", whole.errors(cut, exchange=exchange)))
     return worst(rows)
-
-
-def changed(inputs: dict[str, np.ndarray], change: str) -> dict[str, np.ndarray]:
-    """Gates that reset the state at some tokens, or let it grow."""
-    inputs = dict(inputs)
-    rng = rng_of(change)
-    if change == "resets":
-        gate = next((n for n in ("log_decay", "a") if n in inputs), None)
-        if gate is not None:
-            x = inputs[gate].copy()
-            x[:, [0, 17, 50, 64, 65, 99, 129]] = -np.inf if gate == "log_decay" else 0.0
-            inputs[gate] = x
-    if change == "growth":
-        for name in ("log_decay", "a", "delta"):
-            if name in inputs:
-                x = inputs[name]
-                inputs[name] = {
-                    "log_decay": rng.uniform(-0.1, 0.15, x.shape),
-                    "a": rng.uniform(-1.1, 1.2, x.shape),
-                    "delta": -x / 40,
-                }[name]
-    return inputs
 
 
 def examples_cut(names: Sequence[str], dtype: str, seed: int, own: bool) -> Any:
