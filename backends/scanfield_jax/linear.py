@@ -177,7 +177,9 @@ def _walk(
         return last, outputs
     nothing = zeros((1, shape[2]), dtype, state)
     ends = Ends(state, state)
-    _, ends_after, outputs = tokens(step, (nothing, ()), xs, edges_of(bounds, shape[1]), ends, reverse=reverse)
+    _, ends_after, outputs = tokens(
+        step, (nothing, ()), xs, edges_of(bounds, shape[1]), ends, reverse=reverse
+    )
     return (ends if ends_after is None else ends_after).leaving, outputs
 
 

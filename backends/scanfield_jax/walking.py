@@ -50,9 +50,9 @@ def edges_of(bounds: tuple[int, ...] | Array | None, time: int) -> Edges | None:
     if not isinstance(bounds, tuple):
         # A token's sequence is the last that begins at or before it, which passes over the empty ones.
         begun = jnp.zeros(time + 1, jnp.int32).at[bounds[1:]].add(1)
-        sequence = jnp.cumsum(begun)[:time]
+        of_token = jnp.cumsum(begun)[:time]
         place = jnp.arange(time, dtype=bounds.dtype)
-        return Edges(bounds[sequence] == place, bounds[sequence + 1] == place + 1, sequence)
+        return Edges(bounds[of_token] == place, bounds[of_token + 1] == place + 1, of_token)
     first, last = numpy.zeros(time, bool), numpy.zeros(time, bool)
     sequence = numpy.zeros(time, numpy.int32)
     for i, (start, stop) in enumerate(pairwise(bounds)):

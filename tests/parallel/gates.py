@@ -1,4 +1,4 @@
-"""Gates that reset the state, or let it grow."""
+"""Gates that reset the state, let it grow, or keep it for long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from examples import rng_of
 
 
 def changed(inputs: dict[str, np.ndarray], change: str) -> dict[str, np.ndarray]:
-    """Gates that reset the state at some tokens, or let it grow."""
+    """Gates that reset the state at some tokens, let it grow, or keep it: of a token something is left after hundreds."""
     inputs = dict(inputs)
     rng = rng_of(change)
     if change == "resets":
@@ -25,4 +25,10 @@ def changed(inputs: dict[str, np.ndarray], change: str) -> dict[str, np.ndarray]
                     "a": rng.uniform(-1.1, 1.2, x.shape),
                     "delta": -x / 40,
                 }[name]
+    if change == "slow":
+        for name in ("log_decay", "A", "erase", "beta"):
+            if name in inputs:
+                inputs[name] = inputs[name] / 50
+        if "a" in inputs:
+            inputs["a"] = rng.uniform(0.97, 1.01, inputs["a"].shape)
     return inputs

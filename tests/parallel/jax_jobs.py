@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+# Four devices; and programs that run once are not worth optimising.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=4 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import scanfield
 from scanfield_jax.parallel import DeviceReducer, sequence_parallel
+from scanfield_jax.parallel.line import Line, bounds_along
 
 jax.config.update("jax_enable_x64", True)
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
@@ -80,7 +85,9 @@ def agreement(
         with np.errstate(all="ignore"):
             want, pull = scanfield.vjp(getattr(scanfield, op), **inputs, cu_seqlens=pack, **own)
         weights = weights or [rng.standard_normal(x.shape) for x in want]
-        d_want = {n: np.conj(g) for n, g in pull(*weights).items()}  # JAX's gradients are conjugates of torch's
+        d_want = {
+            n: np.conj(g) for n, g in pull(*weights).items()
+        }  # JAX's gradients are conjugates of torch's
         arrays = {n: jnp.asarray(x, None if np.iscomplexobj(x) else dtype) for n, x in inputs.items()}
         (_, got), d_got = both(arrays, None if pack is None else jnp.asarray(pack))
         assert got[0].dtype == dtype and got[1].dtype in ("float32", "float64", "complex128")
@@ -95,6 +102,52 @@ def agreement(
     return worst
 
 
+def other_axes() -> dict[str, float]:
+    """The linear scan over a mesh of two axes and over one device; outputs, final states and gradients."""
+    found = {}
+    for name, sizes in {"lanes": (2, 2), "one": (1, 1)}.items():
+        mesh = jax.make_mesh(
+            sizes,
+            ("other", "time"),
+            axis_types=(AxisType.Auto,) * 2,
+            devices=jax.devices()[: sizes[0] * sizes[1]],
+        )
+        pack = [0, 1, 7, 8] if name == "lanes" else None
+        inputs = op_inputs("linear_scan", f"axes {name}", 1 if pack else 2, 8, states=3 if pack else None)
+        inputs = {n: np.concatenate([x, -x], axis=-1) for n, x in inputs.items()}
+        cut, whole = (
+            (P(None, "time", "other"), P(None, "other")) if pack else (P("other", "time"), P("other"))
+        )
+
+        def local(arrays: dict[str, Any], pack: Any = pack) -> Any:
+            return tuple(
+                sequence_parallel(scanfield.linear_scan, **arrays, cu_seqlens=pack, axis_name="time")
+            )
+
+        specs = {n: whole if n in WHOLE else cut for n in inputs}
+        over = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=(cut, whole))
+        want, pull = scanfield.vjp(scanfield.linear_scan, **inputs, cu_seqlens=pack)
+        d_want = pull(*want)
+        both = jax.jit(lambda x, d, over=over: (over(x), jax.vjp(over, x)[1](d)))
+        got, (d_got,) = both({n: jnp.asarray(x) for n, x in inputs.items()}, (want[0], want[1]))
+        rows = [*zip(got, want, strict=True), *[(d_got[n], d_want[n]) for n in inputs]]
+        found[name] = max(float(np.max(np.abs(g - w))) for g, w in rows)
+    return found
+
+
+def far_bounds() -> list[bool]:
+    """Places along the walk, put together again; x64 off, as most users have it."""
+    whole, each = [0, 5, 3 * 2**31 + 1, 3 * 2**31 + 1, 10**10 - 3, 10**7 * 1024], 10**7
+    right = []
+    with jax.enable_x64(False):
+        for reverse in (False, True):
+            place, token = bounds_along(tuple(whole), each, Line("time", 1024, reverse), 1)
+            back = [int(p) * each + int(t) for p, t in zip(place, token, strict=True)]
+            want = [whole[-1] - bound for bound in reversed(whole)] if reverse else whole
+            right.append(back == want and place.dtype == token.dtype == jnp.int32)
+    return right
+
+
 def refused(what: str) -> Any:
     """Calls that are no calls over a mesh axis."""
     inputs = {n: jnp.asarray(x) for n, x in op_inputs("linear_scan", "refused", 2, 8).items()}
@@ -105,20 +158,21 @@ def refused(what: str) -> Any:
     options = {"exchange": "ring"} if what == "exchange" else {}
     bounds = None
     if what in (*packs, "traced batch", "traced floats", "cut", "method"):
-        if what != "batch":
-            inputs = {n: x[:1] for n, x in inputs.items()}
+        inputs = {n: x[:1] for n, x in inputs.items()}
         options["cu_seqlens"] = packs.get(what, (0, 8))
     if what == "method":
         options["method"] = "generic.recurrent"
     if what.startswith("traced") or what == "cut":
         del options["cu_seqlens"]
         bounds = jnp.asarray([0, 8], float if what == "traced floats" else None)
-    if what == "traced batch":
-        inputs = {n: jnp.concatenate([x, x]) for n, x in inputs.items()}
+    if "batch" in what:
+        inputs = {n: jnp.concatenate([x, x]) for n, x in inputs.items() if n != "initial_state"}
     if what == "cut":
 
         def local(arrays: dict[str, Any], bounds: Any) -> Any:
-            return sequence_parallel(scanfield.linear_scan, **arrays, cu_seqlens=bounds, axis_name="time").output
+            return sequence_parallel(
+                scanfield.linear_scan, **arrays, cu_seqlens=bounds, axis_name="time"
+            ).output
 
         specs = ({n: P() if n in WHOLE else P(None, "time") for n in inputs}, P("time"))
         cut = jax.shard_map(local, mesh=mesh_of(2), in_specs=specs, out_specs=P(None, "time"))
@@ -127,7 +181,5 @@ def refused(what: str) -> Any:
 
 
 def train(optimizer: str) -> dict[str, Any]:
-    """A training over the devices, and on one."""
-    return training.trained(optimizer, jnp, DeviceReducer(jax.devices()[:2])), training.trained(
-        optimizer, jnp
-    )
+    """A training over the devices."""
+    return training.trained(optimizer, jnp, DeviceReducer(jax.devices()[:2]))

@@ -20,8 +20,7 @@ from scanfield import ScanResult
 from scanfield.affine import Affine
 from scanfield.dispatch import Call, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
-from scanfield.scans import packing
-from scanfield.shards import Bound, adjoint, block_map, check_arguments, identity, local_time, whole_bounds
+from scanfield.shards import adjoint, block_map, check_arguments, identity, local_time, places, whole_bounds
 from scanfield_jax.lift import Lifted, axes_of, torch_rule, vary
 from scanfield_jax.parallel.line import Bounds, Exchange, Line, bounds_along, incoming, put, rows_of
 from scanfield_jax.scans import implementation
@@ -73,8 +72,9 @@ def sequence_parallel(
     Notes
     -----
     ``jit`` and ``grad`` go through it. JAX itself adds the gradients of whole arrays up over the devices. Shards are equally
-    long; tokens to fill them up are a sequence of their own behind the others in ``cu_seqlens``. Packs run by the loops of
-    "jax.scan", whatever the device, and each device holds the states of all sequences. Devices are processes' own business: ``jax.distributed.initialize`` has the limits of time for those that do not come.
+    long; tokens that fill them up are one more sequence, the last of ``cu_seqlens``. Packs run by the loops of "jax.scan",
+    whatever the device, and each device holds the states of all sequences. Devices are processes' own business:
+    ``jax.distributed.initialize`` has the limits of time for those that do not come.
 
     Source: the affine form of the recurrence, ``docs/parallel.md``; Hillis and Steele, CACM 29 (1986).
 
@@ -119,7 +119,7 @@ def sequence_parallel(
     method = bound.method if bound.method is not None else registry.forced_method()
     bounds, tokens = None, local_time(bound)
     if cu_seqlens is not None:
-        cu_seqlens = _checked(cu_seqlens, bound, size * tokens, axis_name, method)
+        cu_seqlens = _checked(cu_seqlens, size * tokens, axis_name, method)
         # What is prepared has as many sequences, and all its tokens in the last.
         bound.arrays["cu_seqlens"] = (*[0] * (len(cu_seqlens) - 1), tokens)
     prepared = bound.record.prepare(bound.arrays, bound.options)
@@ -132,17 +132,26 @@ def sequence_parallel(
     state = call.arrays[at]
     if state is None:
         state = identity(_without(call, index)).state
-        state = state if bounds is None else jnp.zeros_like(state, shape=(len(cu_seqlens) - 1, *state.shape[1:]))
+        state = (
+            state if bounds is None else jnp.zeros_like(state, shape=(len(cu_seqlens) - 1, *state.shape[1:]))
+        )
         state = vary(state, tuple(every - axes_of(state)))
     whole = (*call.arrays[:at], state, *call.arrays[at + 1 :])
     static = _Static(
-        call.operation, call.options, call.compute, method, (at, index), line, tokens * prepared.stretch, exchange
+        call.operation,
+        call.options,
+        call.compute,
+        method,
+        (at, index),
+        line,
+        tokens * prepared.stretch,
+        exchange,
     )
     output, last = _sharded(static, (*whole[:index], *whole[index + 1 :]), bounds)
     return ScanResult(prepared.output(output), prepared.state(last))
 
 
-def _checked(cu_seqlens: Any, bound: Bound, tokens: int, axis: str, method: str | None) -> Any:
+def _checked(cu_seqlens: Any, tokens: int, axis: str, method: str | None) -> Any:
     """``cu_seqlens`` as host integers of the right whole, or as a traced array of the right kind."""
     if method not in (None, "jax.scan"):
         raise ArgumentError(f"method: {method!r}; packs over devices run by 'jax.scan' alone")
@@ -150,7 +159,9 @@ def _checked(cu_seqlens: Any, bound: Bound, tokens: int, axis: str, method: str 
         if not jnp.issubdtype(cu_seqlens.dtype, jnp.integer):
             raise DtypeError(f"cu_seqlens: dtype {cu_seqlens.dtype}; integers are expected")
         if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
-            raise ShapeError(f"cu_seqlens: shape {cu_seqlens.shape}; expected (sequences + 1,), of one sequence at least")
+            raise ShapeError(
+                f"cu_seqlens: shape {cu_seqlens.shape}; expected (sequences + 1,), of one sequence at least"
+            )
         if axis in axes_of(cu_seqlens):
             raise ArgumentError(
                 f"cu_seqlens: cut over {axis!r}; every device needs the bounds of the whole, PartitionSpec() in in_specs"
@@ -160,8 +171,7 @@ def _checked(cu_seqlens: Any, bound: Bound, tokens: int, axis: str, method: str 
         found = whole_bounds(cu_seqlens)
         if len(found) < 2:
             raise ShapeError(f"cu_seqlens: {list(found)}; two bounds at least, of one sequence")
-    main = bound.arrays[bound.record.main]
-    packing.check_bounds(found, main.shape[0], tokens)
+        places((tokens,), found, False)
     return found
 
 
@@ -210,7 +220,9 @@ def _sharded(static: _Static, arrays: Arrays, bounds: Bounds | None) -> tuple[Ar
     return _forward(static, arrays, bounds, keep=False)[0]
 
 
-def _forward(static: _Static, arrays: Arrays, bounds: Bounds | None, *, keep: bool) -> tuple[tuple[Array, Array], Any]:
+def _forward(
+    static: _Static, arrays: Arrays, bounds: Bounds | None, *, keep: bool
+) -> tuple[tuple[Array, Array], Any]:
     line, given = static.line, cast(Any, arrays[static.at[0]])
     rows = rows_of(line, given.shape[0], bounds, static.tokens)
     transition, state = None, given
@@ -268,7 +280,9 @@ def _run_backward(static: _Static, kept: Any, cotangents: tuple[Any, Any]) -> tu
             gamma = run(d_output, d_last, [i == at for i in range(len(call.arrays))])[at].astype(state.dtype)
             gamma = rows.take(gamma, rows.enters)
             diagonal = operation_of(call).diagonal(call)
-            turned = None if transition is None else adjoint(Affine(transition, gamma, diagonal), gamma).transition
+            turned = (
+                None if transition is None else adjoint(Affine(transition, gamma, diagonal), gamma).transition
+            )
             going = incoming(line.turned(), static.exchange, turned, gamma, diagonal, rows.behind)
             d_last = put(d_last, rows.leaves, going)
         grads = list(run(d_output, d_last, [x is not None and i != index for i, x in enumerate(call.arrays)]))
