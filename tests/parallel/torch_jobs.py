@@ -268,6 +268,59 @@ def wrapped(kind: str, cuts: Sequence[int]) -> float:
     return worst_
 
 
+class Straight(torch.nn.Module):
+    """Parameters that a scan gets as they are, and views of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, x in op_inputs("selective_scan", "straight", 1, 5).items():
+            if name in WHOLE:
+                self.register_parameter(name, torch.nn.Parameter(torch.tensor(x)))
+        self.gate = torch.nn.Parameter(
+            torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        )
+
+    def forward(self, compiled: bool, **moving: torch.Tensor) -> torch.Tensor:
+        """Outputs of a batch of one."""
+        run = (
+            torch.compile(scanfield.selective_scan, backend="eager") if compiled else scanfield.selective_scan
+        )
+        whole = {n: p for n, p in self.named_parameters() if n != "gate"}
+        return run(**moving, **whole, z=self.gate.T[None]).output
+
+
+def straight(kind: str, compiled: bool) -> float:
+    """Two steps of SGD on parameters that go straight into a scan, each rank with an element of the batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    drawn = op_inputs("selective_scan", "straight rows", size, 5)
+    rows = {n: torch.tensor(x) for n, x in drawn.items() if n in ("u", "delta", "B", "C")}
+    alone = Straight()
+    model: Any = Straight()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    for module, mine in ((model, [rank]), (alone, range(size))):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for row in mine:  # DDP and FSDP divide by the number of ranks
+                y = module(compiled, **{n: x[row : row + 1] for n, x in rows.items()})
+                (y.square().sum() / len(mine)).backward()
+            optimizer.step()
+    found = dict(model.named_parameters())
+    worst_ = 0.0
+    for name, want in alone.named_parameters():
+        p = found[("module." if kind == "ddp" else "") + name]
+        p = p.full_tensor() if isinstance(p, DTensor) else p
+        worst_ = max(worst_, float((p - want).detach().abs().max()))
+    return worst_
+
+
 def counted(op: str, exchange: str, pack: Sequence[int] | None) -> dict[str, Any]:
     """Bytes that this rank exchanges, forward and backward, and the sizes of which they are made."""
     inputs = op_inputs(op, f"{op} counted", 1 if pack else 2, 12, states=len(pack) - 1 if pack else None)
