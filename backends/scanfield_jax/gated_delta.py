@@ -167,7 +167,7 @@ def _forward(call: Call) -> tuple[Array, Array, Array]:
         after, ends, output = tokens(step, carry, xs, edges, ends)
         return (after, ends), output.astype(query.dtype), carry[0]
 
-    xs = (*_moving(call), edges_of(bounds))
+    xs = (*_moving(call), edges_of(bounds, time))
     (carry, ends), output, starts = blocks(body, (carry, ends), xs, None, block_size(call.options[2], time))
     return batch_first(output), _left(carry, ends), starts
 
@@ -231,7 +231,7 @@ def _backward(
             d_q_and_e = (two[..., 0] + d_o_up * block.k, None if block.e is None else -two[..., 1])
         return (carry, ends), _closed(call, block, arrays, wanted, d_q_and_e, d_k, d_y, d_g), None
 
-    xs = (*_moving(call), time_first(d_output), edges_of(bounds))
+    xs = (*_moving(call), time_first(d_output), edges_of(bounds, time))
     size = block_size(call.options[2], time)
     (carry, ends), grads, _ = blocks(body, (carry, ends), xs, starts, size, reverse=True)
     return (*map(batch_first, grads), _left(carry, ends) if wanted[6] else None, None)

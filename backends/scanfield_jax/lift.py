@@ -1,14 +1,15 @@
 """From an operation's kernels to an implementation that JAX differentiates, compiles and maps.
 
 What is static about a call (options, bounds of a pack) is one hashable argument of jitted functions, so that an eager
-call finds what an earlier one compiled. Arrays that are absent stay None.
+call finds what an earlier one compiled. Arrays that are absent stay None. Bounds that are an array, which only a program
+that serves several packs has, travel behind the other arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ Arrays = tuple[Array | None, ...]
 
 
 class Kernels(Protocol):
-    """The verbs on JAX arrays. ``cu_seqlens`` of a call is a tuple of host integers or None."""
+    """The verbs on JAX arrays. ``cu_seqlens`` of a call is a tuple of host integers, an array of them, or None."""
 
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Why these kernels do not take the call, or None."""
@@ -54,14 +55,23 @@ class Static(NamedTuple):
     operation: str
     place: int
     """Of ``cu_seqlens`` among the inputs."""
-    bounds: tuple[int, ...] | None
+    bounds: tuple[int, ...] | Literal["array"] | None
+    """``"array"``: the last of the arrays."""
     options: tuple[Any, ...]
     compute: str
 
     def call(self, arrays: Arrays) -> Call:
         """The call whose arrays, ``cu_seqlens`` aside, are these."""
-        whole = (*arrays[: self.place], self.bounds, *arrays[self.place :])
+        bounds: Any = self.bounds
+        if bounds == "array":
+            *others, bounds = arrays
+            arrays = tuple(others)
+        whole = (*arrays[: self.place], bounds, *arrays[self.place :])
         return Call(self.operation, whole, self.options, self.compute)
+
+    def inputs(self, arrays: Arrays) -> Arrays:
+        """The arrays that can have gradients: all but bounds."""
+        return arrays[:-1] if self.bounds == "array" else arrays
 
 
 class Lifted:
@@ -111,10 +121,11 @@ class Lifted:
         return transition, state
 
     def _opened(self, call: Call) -> tuple[Static, Arrays]:
-        static = Static(
-            self.kernels, call.operation, self._index, call.arrays[self._index], call.options, call.compute
-        )
-        return static, _alike(self._without(call.arrays))
+        arrays, bounds = self._without(call.arrays), call.arrays[self._index]
+        if bounds is not None and not isinstance(bounds, tuple):
+            arrays, bounds = (*arrays, bounds), "array"
+        static = Static(self.kernels, call.operation, self._index, bounds, call.options, call.compute)
+        return static, _alike(arrays)
 
     def _without(self, entries: tuple[Any, ...]) -> tuple[Any, ...]:
         """The entries of all inputs but the index."""
@@ -140,14 +151,15 @@ def _run_forward(static: Static, given: Any) -> tuple[Any, Any]:
 
 def _run_backward(static: Static, kept: Any, cotangents: tuple[Any, Any]) -> tuple[Arrays]:
     arrays, residuals = kept
-    wanted = tuple([x is not None for x in arrays])
+    inputs = static.inputs(arrays)
+    wanted = tuple([x is not None for x in inputs])
 
     def pull(d_output: Array | None, d_final_state: Array | None) -> Arrays:
         found: Arrays = _pull(static, wanted, arrays, residuals, d_output, d_final_state)
         return found
 
     ends = [None if isinstance(x, SymbolicZero) else x for x in cotangents]
-    return (torch_rule(pull, arrays, ends),)
+    return ((*torch_rule(pull, inputs, ends), *[None] * (len(arrays) - len(inputs))),)
 
 
 def torch_rule(
@@ -193,7 +205,7 @@ def _pull(
     d_output: Array | None,
     d_final_state: Array | None,
 ) -> Arrays:
-    given = tuple([want and x is not None for want, x in zip(wanted, arrays, strict=True)])
+    given = tuple([want and x is not None for want, x in zip(wanted, static.inputs(arrays), strict=True)])
     whole = (*given[: static.place], False, *given[static.place :])
     found = static.kernels.backward(static.call(arrays), residuals, d_output, d_final_state, whole)
     kept = tuple([grad if want else None for grad, want in zip(found, whole, strict=True)])

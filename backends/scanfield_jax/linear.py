@@ -9,7 +9,7 @@ form in two passes.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -17,6 +17,7 @@ from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Verb, operation_of
 from scanfield_jax.walking import (
     Array,
+    Edges,
     Ends,
     batch_first,
     edges_of,
@@ -176,7 +177,9 @@ def _walk(
         return last, outputs
     nothing = zeros((1, shape[2]), dtype, state)
     ends = Ends(state, state)
-    _, ends_after, outputs = tokens(step, (nothing, ()), xs, edges_of(bounds), ends, reverse=reverse)
+    _, ends_after, outputs = tokens(
+        step, (nothing, ()), xs, edges_of(bounds, shape[1]), ends, reverse=reverse
+    )
     return (ends if ends_after is None else ends_after).leaving, outputs
 
 
@@ -188,6 +191,9 @@ def _before(call: Call, states: Array) -> Array:
     if bounds is None:
         return jnp.concatenate([state[:, None], states[:, :-1]], axis=1)
     shifted = jnp.concatenate([states[:, :1], states[:, :-1]], axis=1)
+    if not isinstance(bounds, tuple):
+        edges = cast(Edges, edges_of(bounds, shape[1]))
+        return jnp.where(edges.first[:, None], state[edges.sequence], shifted)
     starts = [(i, first) for i, (first, last) in enumerate(pairwise(bounds)) if first < last]
     sequences, places = (jnp.asarray(x) for x in zip(*starts, strict=True))
     return shifted.at[:, places].set(state[sequences][None])

@@ -116,7 +116,7 @@ def _forward(call: Call) -> tuple[Array, Array, Array]:
             y = y * (gate * sigmoid(gate))
         return (after, ends), y.astype(u.dtype), carry[0]
 
-    xs = (*moving_of(call), time_first(z), edges_of(bounds))
+    xs = (*moving_of(call), time_first(z), edges_of(bounds, time))
     (carry, ends), y, starts = blocks(body, (carry, ends), xs, None, block_size(call.options[3], time))
     return batch_first(y), left(carry, ends), starts
 
@@ -232,7 +232,7 @@ def _backward(
             d_C = coefficient_back(setup, d_C, C, channels)
         return (carry, ends, (d_D, d_bias)), (d_u if want_u else None, d_delta, d_B, d_C, d_z), None
 
-    xs = (*moving_of(call), time_first(z), time_first(d_output), edges_of(bounds))
+    xs = (*moving_of(call), time_first(z), time_first(d_output), edges_of(bounds, time))
     given = ((carry[0], sums), ends, shared)
     size = block_size(call.options[3], time)
     ((g, (d_A, d_B_all, d_C_all)), ends, (d_D, d_bias)), moving, _ = blocks(

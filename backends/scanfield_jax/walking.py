@@ -43,11 +43,16 @@ def entering_only(ends: Ends | None) -> Ends | None:
     return None if ends is None else Ends(ends.entering, None)
 
 
-def edges_of(bounds: tuple[int, ...] | None) -> Edges | None:
-    """The edges of a pack; None without one."""
+def edges_of(bounds: tuple[int, ...] | Array | None, time: int) -> Edges | None:
+    """The edges of a pack of so many tokens; None without one. Bounds that are an array may be traced."""
     if bounds is None:
         return None
-    time = bounds[-1]
+    if not isinstance(bounds, tuple):
+        # A token's sequence is the last that begins at or before it, which passes over the empty ones.
+        begun = jnp.zeros(time + 1, jnp.int32).at[bounds[1:]].add(1)
+        of_token = jnp.cumsum(begun)[:time]
+        place = jnp.arange(time, dtype=bounds.dtype)
+        return Edges(bounds[of_token] == place, bounds[of_token + 1] == place + 1, of_token)
     first, last = numpy.zeros(time, bool), numpy.zeros(time, bool)
     sequence = numpy.zeros(time, numpy.int32)
     for i, (start, stop) in enumerate(pairwise(bounds)):

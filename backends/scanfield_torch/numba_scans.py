@@ -16,12 +16,12 @@ Tensor = torch.Tensor
 
 
 class OnArrays:
-    """An implementation for NumPy arrays, called with tensors."""
+    """An implementation for NumPy arrays, called with tensors; in graphs nothing tells a parameter from another tensor."""
 
     packs = True
 
-    def __init__(self, arrays: Any) -> None:
-        self._arrays = arrays
+    def __init__(self, arrays: Any, *, in_graphs: bool = False) -> None:
+        self._arrays, self._borrowed = arrays, in_graphs
 
     def declines(self, tensor: Tensor) -> str | None:
         """Why no kernel takes this tensor."""
@@ -29,12 +29,12 @@ class OnArrays:
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and final state."""
-        output, state = self._arrays.forward(on_arrays(call))
+        output, state = self._arrays.forward(on_arrays(call, borrowed=self._borrowed))
         return tensor_of(output), tensor_of(state)
 
     def save(self, call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, final state and residuals."""
-        output, state, residuals = self._arrays.save(on_arrays(call))
+        output, state, residuals = self._arrays.save(on_arrays(call, borrowed=self._borrowed))
         return tensor_of(output), tensor_of(state), tuple([tensor_of(x) for x in residuals])
 
     def residuals(self, call: Call) -> list[tuple[tuple[int, ...], Any]]:
@@ -51,7 +51,7 @@ class OnArrays:
     ) -> list[Tensor | None]:
         """The wanted gradients."""
         grads = self._arrays.backward(
-            on_arrays(call),
+            on_arrays(call, borrowed=self._borrowed),
             tuple([array_of(x) for x in residuals]),
             array_of(d_output),
             array_of(d_final_state),
@@ -64,12 +64,12 @@ class OnArrays:
 
     def summarise(self, call: Call) -> tuple[Tensor, Tensor]:
         """Transition and final state from zero."""
-        transition, state = self._arrays.summarise(on_arrays(call))
+        transition, state = self._arrays.summarise(on_arrays(call, borrowed=self._borrowed))
         return tensor_of(transition), tensor_of(state)
 
 
 @cache
 def implementation(operation: str) -> Lifted:
     """The implementation of an operation. One for each process: torch knows its operators by name."""
-    kernels = OnArrays(dispatch.implementation(operation, "numpy.numba"))
-    return Lifted(operation, kernels, in_graphs=kernels)
+    arrays = dispatch.implementation(operation, "numpy.numba")
+    return Lifted(operation, OnArrays(arrays), in_graphs=OnArrays(arrays, in_graphs=True))

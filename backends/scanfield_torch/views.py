@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy
@@ -11,6 +12,8 @@ from scanfield.dispatch import Call
 from scanfield_torch.kernels import no_view
 
 Tensor = torch.Tensor
+
+_PARAMETER = torch.nn.Parameter
 
 _NUMPY: dict[torch.dtype, Any] = {
     torch.float16: numpy.dtype("float16"),
@@ -50,13 +53,33 @@ def dtype_reason(dtype: torch.dtype) -> str | None:
     return f"dtype {dtype}: kernels are compiled for float32 and float64, half and complex numbers"
 
 
-def array_of(tensor: Tensor | None) -> Any:
-    """A tensor on the CPU as a NumPy array over its memory. Copied is what has a conjugate or negative bit."""
+def array_of(tensor: Tensor | None, *, borrowed: bool = False) -> Any:
+    """A tensor on the CPU as a NumPy array over its memory. Copied is what has a conjugate or negative bit.
+
+    ``Tensor.numpy`` marks the memory so that it can never be freed and filled again, as FSDP does with parameters: their
+    memory, and what is ``borrowed``, is looked at without it.
+    """
     if tensor is None:
         return None
+    if borrowed or issubclass(type(tensor), _PARAMETER) or issubclass(type(tensor._base), _PARAMETER):
+        return _borrowed(tensor)
     if tensor.dtype is torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy(force=True)  # detached; resolved, if it has such a bit
+
+
+def _borrowed(tensor: Tensor) -> Any:
+    """An array over a tensor's memory, which it keeps alive."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    shape, kind = tuple(tensor.shape), _NUMPY[tensor.dtype]
+    if 0 in shape:
+        return numpy.empty(shape, kind)
+    size = tensor.element_size()
+    strides = [size * step for step in tensor.stride()]
+    reach = size + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory: Any = (ctypes.c_char * reach).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return numpy.ndarray(shape, kind, memory, strides=strides)
 
 
 def tensor_of(array: Any) -> Tensor:
@@ -82,9 +105,11 @@ def _row_major(array: Any) -> Any:
     return copied.numpy()
 
 
-def on_arrays(call: Call) -> Call:
+def on_arrays(call: Call, *, borrowed: bool = False) -> Call:
     """A call on tensors as one on arrays."""
-    arrays = tuple([x if x is None or type(x) is tuple else array_of(x) for x in call.arrays])
+    arrays = tuple(
+        [x if x is None or type(x) is tuple else array_of(x, borrowed=borrowed) for x in call.arrays]
+    )
     return Call(call.operation, arrays, call.options, call.compute)
 
 

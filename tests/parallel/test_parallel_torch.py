@@ -114,6 +114,13 @@ def test_wrapped(two: Ranks, kind: str):
         assert error <= 1e-12
 
 
+@pytest.mark.parametrize(("kind", "compiled"), [("ddp", False), ("fsdp", False), ("fsdp", True)])
+def test_parameters_go_straight_into_a_scan(two: Ranks, kind: str, compiled: bool):
+    """FSDP frees a parameter's memory and fills it again: kernels may look at it, and not hold it."""
+    for error in two.run("straight", kind, compiled):
+        assert error <= 1e-12
+
+
 @pytest.mark.parametrize("group", [2, 4], indirect=True)
 def test_bytes_are_those_of_the_formula(group: Ranks):
     """P for a state, Q for a map: rank r of a scan receives Q until what arrives begins at the first rank, then P."""

@@ -19,6 +19,14 @@ def test_any_number_of_shards(optimizer: str):
         training.same(training.trained(optimizer, np, pinn.InTurn(size)), want)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_points_drawn_anew_are_those_of_one_machine(adaptive: bool):
+    options = {"resample": 3, "adaptive": adaptive}
+    want = training.trained("adam", np, **options)
+    assert want["loss"][-1] != training.trained("adam", np)["loss"][-1]
+    training.same(training.trained("adam", np, pinn.InTurn(3), **options), want)
+
+
 def test_levenberg_marquardt_takes_products_in_the_place_of_rows():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((9, 3)), rng.standard_normal(9)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import training
 from examples import example, op_inputs, rng_of
 from field.draws import G
+from gates import changed
 
 import scanfield
 from scanfield import pinn
@@ -171,28 +172,6 @@ def every_cut(
     return worst(rows)
 
 
-def changed(inputs: dict[str, np.ndarray], change: str) -> dict[str, np.ndarray]:
-    """Gates that reset the state at some tokens, or let it grow."""
-    inputs = dict(inputs)
-    rng = rng_of(change)
-    if change == "resets":
-        gate = next((n for n in ("log_decay", "a") if n in inputs), None)
-        if gate is not None:
-            x = inputs[gate].copy()
-            x[:, [0, 17, 50, 64, 65, 99, 129]] = -np.inf if gate == "log_decay" else 0.0
-            inputs[gate] = x
-    if change == "growth":
-        for name in ("log_decay", "a", "delta"):
-            if name in inputs:
-                x = inputs[name]
-                inputs[name] = {
-                    "log_decay": rng.uniform(-0.1, 0.15, x.shape),
-                    "a": rng.uniform(-1.1, 1.2, x.shape),
-                    "delta": -x / 40,
-                }[name]
-    return inputs
-
-
 def examples_cut(names: Sequence[str], dtype: str, seed: int, own: bool) -> Any:
     """Small examples of every option, each cut at random (the same on every rank)."""
     rng = np.random.default_rng(seed)
@@ -285,6 +264,59 @@ def wrapped(kind: str, cuts: Sequence[int]) -> float:
         p = found[("module." if kind == "ddp" else "") + alone.names[name]]
         p = p.full_tensor() if isinstance(p, DTensor) else p
         want = getattr(alone, alone.names[name]) - 0.1 * gradient
+        worst_ = max(worst_, float((p - want).detach().abs().max()))
+    return worst_
+
+
+class Straight(torch.nn.Module):
+    """Parameters that a scan gets as they are, and views of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, x in op_inputs("selective_scan", "straight", 1, 5).items():
+            if name in WHOLE:
+                self.register_parameter(name, torch.nn.Parameter(torch.tensor(x)))
+        self.gate = torch.nn.Parameter(
+            torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        )
+
+    def forward(self, compiled: bool, **moving: torch.Tensor) -> torch.Tensor:
+        """Outputs of a batch of one."""
+        run = (
+            torch.compile(scanfield.selective_scan, backend="eager") if compiled else scanfield.selective_scan
+        )
+        whole = {n: p for n, p in self.named_parameters() if n != "gate"}
+        return run(**moving, **whole, z=self.gate.T[None]).output
+
+
+def straight(kind: str, compiled: bool) -> float:
+    """Two steps of SGD on parameters that go straight into a scan, each rank with an element of the batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    drawn = op_inputs("selective_scan", "straight rows", size, 5)
+    rows = {n: torch.tensor(x) for n, x in drawn.items() if n in ("u", "delta", "B", "C")}
+    alone = Straight()
+    model: Any = Straight()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    for module, mine in ((model, [rank]), (alone, range(size))):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for row in mine:  # DDP and FSDP divide by the number of ranks
+                y = module(compiled, **{n: x[row : row + 1] for n, x in rows.items()})
+                (y.square().sum() / len(mine)).backward()
+            optimizer.step()
+    found = dict(model.named_parameters())
+    worst_ = 0.0
+    for name, want in alone.named_parameters():
+        p = found[("module." if kind == "ddp" else "") + name]
+        p = p.full_tensor() if isinstance(p, DTensor) else p
         worst_ = max(worst_, float((p - want).detach().abs().max()))
     return worst_
 

@@ -24,7 +24,7 @@ def problem() -> pinn.Helmholtz:
     )
 
 
-def trained(optimizer: str, xp: Any, reducer: Any = None) -> dict[str, Any]:
+def trained(optimizer: str, xp: Any, reducer: Any = None, **options: Any) -> dict[str, Any]:
     """History and parameters, on the host."""
     features = pinn.FourierFeatures(1, 5, scale=1.0, seed=1)
     network = pinn.Network.create(features, hidden=[6], outputs=1, seed=2, xp=xp, dtype="float64")
@@ -41,6 +41,7 @@ def trained(optimizer: str, xp: Any, reducer: Any = None) -> dict[str, Any]:
             iterations=OPTIMIZERS[optimizer],
             record=2,
             reducer=reducer,
+            **options,
         )
     vector = fit.network.flatten()
     vector = vector.detach() if hasattr(vector, "detach") else vector

@@ -30,3 +30,22 @@ def test_a_tensor_of_an_array(name: str):
     assert tensor.is_contiguous() and tensor._base is None
     assert np.array_equal(tensor.numpy(), LYING[name])
     assert tensor.numpy().flags.writeable
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("name", LYING)
+def test_a_parameter_is_looked_at_and_may_still_be_freed(name: str):
+    """As FSDP does between two calls; the array itself keeps what it looks at."""
+    torch = pytest.importorskip("torch")
+    from scanfield_torch.views import array_of
+
+    own = torch.from_numpy(np.ascontiguousarray(LYING[name]))
+    parameter = torch.nn.Parameter(own.clone())
+    for look in (lambda x: x, lambda x: x.transpose(0, -1), lambda x: x[..., 1:3], lambda x: -x):
+        got, want = array_of(look(parameter)), look(own).numpy(force=True)
+        assert np.array_equal(got, want) and got.dtype == want.dtype and got.flags.writeable
+        assert got.strides == want.strides or not got.size
+    held = array_of(parameter)
+    assert parameter.untyped_storage().resizable()
+    del parameter
+    assert np.array_equal(held, own.numpy())

@@ -115,9 +115,6 @@ def sequence_parallel(
                 f"sequence_parallel: not here; {reason}, and those carry no messages between ranks"
             )
         bound = check_arguments(op, local_arrays, options)
-        # A kernel that reads a tensor's memory makes it unfit to be freed and filled again, as FSDP does with parameters.
-        copied = {n: x.clone() for n, x in bound.arrays.items() if isinstance(x, torch.nn.Parameter)}
-        bound = bound._replace(arrays=bound.arrays | copied)
         bounds = None if cu_seqlens is None else whole_bounds(cu_seqlens)
         settings = [("exchange", exchange), ("states", states), ("cu_seqlens", digest(bounds))]
         return (bound, bounds), local_time(bound), [*_describe(bound), *settings]
