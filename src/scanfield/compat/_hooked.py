@@ -6,6 +6,7 @@ functions here read the innermost one of their thread; outside of every frame tr
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from math import prod
 from typing import Any
 
 from scanfield.arrays import Array, copy
-from scanfield.compat import _arrays
+from scanfield.compat import _arrays, _depthwise
 from scanfield.compat._convolution import causal_conv1d_fn
 from scanfield.compat._fla_channel import chunk_kda
 from scanfield.compat._fla_delta import chunk_gated_delta_rule
@@ -24,6 +25,7 @@ from scanfield.compat._state_update import selective_state_update
 
 # Below so many elements of the state, transformers' own few operations for one token cost less than ours, on one core.
 _SMALL_STATE = 200_000
+_EPSILON = 1e-6  # of a squared length, as upstream has it
 
 
 @dataclass
@@ -168,8 +170,10 @@ def convolution(
     activation: Any = None,
     **unused: Any,
 ) -> Any:
-    """causal_conv1d_fn: transformers' own, unless sequences have to be kept apart."""
+    """causal_conv1d_fn: sequences are kept apart; for what nothing here takes, transformers' own."""
     if frame.seq_idx is None:
+        if _depthwise.takes(x, weight, bias, activation):
+            return _depthwise.convolution(x, weight, bias, activation)
         return original(x, weight, bias, activation=activation)
     seq_idx, batch = frame.seq_idx, x.shape[0]
     before = x.shape[2] - seq_idx.shape[1]
@@ -221,14 +225,34 @@ def _token_by_token(x: Array) -> Array:
     return whole.reshape(batch, time, heads, width)
 
 
+def _are_plain(q: Array, k: Array) -> bool:
+    """Whether q and k are alike, float32 on the CPU, and nobody asks for their gradients."""
+    torch: Any = sys.modules["torch"]
+    followed = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    return (
+        not followed and q.shape == k.shape and q.dtype == k.dtype == torch.float32 and q.device.type == "cpu"
+    )
+
+
+def _normalised(q: Array, k: Array) -> tuple[Array, Array]:
+    """Both over their lengths, in one new piece of memory: what the rule does to each would take three larger ones."""
+    torch: Any = sys.modules["torch"]
+    both = torch.cat([q, k], dim=2)
+    both.mul_(torch.linalg.vector_norm(both, dim=3, keepdim=True).square_().add_(_EPSILON).rsqrt_())
+    q, k = both.tensor_split(2, dim=2)
+    return q, k
+
+
 def _rule(
     rule: Callable[..., Any], frame: Frame, q: Array, k: Array, v: Array, *, g: Array, beta: Array,
     initial_state: Array | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     **unused: Any,
 ) -> Any:  # fmt: skip
-    options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
     state = _own(initial_state)
     q, k, v = (_token_by_token(x) for x in (q, k, v))
+    if use_qk_l2norm_in_kernel and _are_plain(q, k):
+        (q, k), use_qk_l2norm_in_kernel = _normalised(q, k), False
+    options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
     if frame.seq_idx is None:
         return rule(q, k, v, g, beta, initial_state=state, **options)
     batch, time = q.shape[:2]
