@@ -76,7 +76,7 @@ def sequence_parallel(
     ...     return sequence_parallel(scanfield.linear_scan, a, b, axis_name="time")
     >>> cut = P(None, "time")
     >>> specs = {"in_specs": (cut, cut), "out_specs": scanfield.ScanResult(cut, P())}
-    >>> sharded = jax.shard_map(scan, mesh=mesh, **specs)
+    >>> sharded = jax.jit(jax.shard_map(scan, mesh=mesh, **specs))
     >>> sharded(jnp.full((1, 3, 1), 0.5), jnp.ones((1, 3, 1))).output.ravel()
     Array([1.  , 1.5 , 1.75], dtype=float32)
     """
