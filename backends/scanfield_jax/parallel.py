@@ -61,8 +61,10 @@ def sequence_parallel(
 
     Notes
     -----
-    ``jit`` and ``grad`` go through it. JAX itself adds the gradients of whole arrays up over the devices. Devices are
-    processes' own business: ``jax.distributed.initialize`` has the limits of time for those that do not come.
+    Call it under ``jit``: without, JAX's ``shard_map`` does not run a function with a gradient rule of its own
+    (NotImplementedError). ``grad`` goes through it. JAX itself adds the gradients of whole arrays up over the devices.
+    Devices are processes' own business: ``jax.distributed.initialize`` has the limits of time for those that do not
+    come.
 
     Source: the affine form of the recurrence, ``docs/parallel.md``; Hillis and Steele, CACM 29 (1986).
 
@@ -77,8 +79,8 @@ def sequence_parallel(
     >>> cut = P(None, "time")
     >>> specs = {"in_specs": (cut, cut), "out_specs": scanfield.ScanResult(cut, P())}
     >>> sharded = jax.jit(jax.shard_map(scan, mesh=mesh, **specs))
-    >>> sharded(jnp.full((1, 3, 1), 0.5), jnp.ones((1, 3, 1))).output.ravel()
-    Array([1.  , 1.5 , 1.75], dtype=float32)
+    >>> sharded(jnp.full((1, 3, 1), 0.5), jnp.ones((1, 3, 1))).output.ravel().tolist()
+    [1.0, 1.5, 1.75]
     """
     if exchange not in ("scan", "gather"):
         raise ArgumentError(f"exchange: {exchange!r}; allowed are 'scan' and 'gather'")
