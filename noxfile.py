@@ -89,7 +89,7 @@ COVERED = ("python", "-m", "coverage", "run", "-m", "pytest")
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job: libraries found, their agreement, a forecast, a Helmholtz problem; under three minutes."""
+    """The main job: libraries found, their agreement, a forecast, a Helmholtz problem; some minutes."""
     install(session, ["numba", "torch", "jax", "pinn", "cli", "plot"], ["demo"])
     session.run("scanfield", "demo", *session.posargs, env=environment(session))
 

@@ -314,17 +314,46 @@ def _check_sizes_known(arrays: Sequence[tuple[str, Array]]) -> None:
             )
 
 
+def library_of_namespace(xp: Any) -> Library:
+    """The library of an argument ``xp``, which is a module; ArgumentError for its name and for other things."""
+    try:
+        return library_of(xp.zeros(1, dtype=xp.float32), "xp")
+    except AttributeError:
+        way = f"; pass the module, not its name: import {xp}, then xp={xp}" if isinstance(xp, str) else ""
+        raise ArgumentError(
+            f"xp: {xp!r} is no array namespace; allowed are numpy, torch, jax.numpy, ...{way}"
+        ) from None
+
+
 def _raise_mixed(arrays: Sequence[tuple[str, Array]]) -> None:
     kinds = {name: library_of(array, name).name for name, array in arrays}
     first_name = arrays[0][0]
     target = kinds[first_name]
-    listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
-    lines = "; ".join(
-        f"{name} = {_convert_line(name, kind, target, first_name)}"
-        for name, kind in kinds.items()
-        if kind != target
-    )
+    by_kind: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        by_kind.setdefault(kind, []).append(name)
+    listed = ", ".join(_counted(names, kind) for kind, names in by_kind.items())
+    if by_kind[target] == [first_name] and len(kinds) > _MOST_NAMES:
+        # One array that is unlike all the others: a model's input, and not the model's parameters.
+        other = next(name for name in kinds if name != first_name)
+        lines = f"{first_name} = {_convert_line(first_name, target, kinds[other], other)}"
+    else:
+        lines = "; ".join(
+            f"{name} = {_convert_line(name, kind, target, first_name)}"
+            for name, kind in kinds.items()
+            if kind != target
+        )
     raise BackendError(f"arrays of several libraries: {listed}; nothing is converted silently: {lines}")
+
+
+# Names that a message lists one by one: what a scan takes; a model has hundreds.
+_MOST_NAMES = 16
+
+
+def _counted(names: list[str], kind: str) -> str:
+    if len(names) > _MOST_NAMES:
+        return f"{names[0]} and {len(names) - 1} more are {kind}"
+    return ", ".join(f"{name} is {kind}" for name in names)
 
 
 def _convert_line(name: str, source: str, target: str, first: str) -> str:

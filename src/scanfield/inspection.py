@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
@@ -48,7 +49,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
         prepared = bound.record.prepare(bound.arrays, bound.options)
         if bound.states_at is not None:
             check_boundaries(prepared, bound.options, bound.states_at)
-        return explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
+        told = explain_call(prepared.call, bound.method, operation_of(prepared.call).notes)
+    return replace(told, function=bound.record.name)
 
 
 def warmup(

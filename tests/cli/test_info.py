@@ -43,6 +43,8 @@ def test_why_shows_every_candidate_of_one_operation(capsys):
     shown = capsys.readouterr().out
     assert "gdn2 on numpy arrays (cpu)" in shown
     assert "generic.chunk" in shown
+    assert main(["info", "--why", "kda"]) == 0  # the name that was asked for, and what runs for it
+    assert "kda, which runs as gdn2, on numpy arrays (cpu)" in capsys.readouterr().out
     assert main(["info", "--why", "gnd2"]) == 2
     assert "unknown operation 'gnd2'" in capsys.readouterr().err
 

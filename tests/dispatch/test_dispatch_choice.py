@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import scanfield
+from scanfield import dispatch
 from scanfield.dispatch import Candidate, Manifest, families, loops, registry
 from scanfield.dispatch.registry import Loaded
 from scanfield.errors import ArgumentError, BackendError
@@ -118,6 +119,25 @@ def test_records_are_not_changed_and_those_of_words_are_equal_to_their_copies():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(record, dataclasses.fields(record)[0].name, "another")
     assert all(record == dataclasses.replace(record) for record in words)
+
+
+@pytest.mark.parametrize(
+    ("requires", "absent", "reason"),
+    [
+        (("numba",), "numba", "numba is not installed: pip install 'scanfield[numba]'"),
+        (("dask.array",), "dask", "dask is not installed: pip install 'scanfield[dask]'"),
+        (("their_library",), "their_library", "their_library is not installed"),
+        # Installed, and broken: what it says itself tells more.
+        (("wave",), "wave.inner", "No module named 'wave.inner' (needs wave)"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_way_out(monkeypatch, requires, absent, reason):
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+
+    monkeypatch.setattr(registry.importlib, "import_module", missing)
+    candidate = dispatch.Candidate("theirs", ("linear_scan",), "cpu", "theirs:make", requires)
+    assert registry.load_candidate("linear_scan", candidate).absent == reason
 
 
 def test_a_library_is_compiled_that_brought_a_loop(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from arrays import Library
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "run_examples.py"
@@ -41,6 +43,20 @@ def test_the_pages_on_jax_run():
 @pytest.mark.backend("dask")
 def test_the_pages_on_dask_run():
     run_pages("dask")
+
+
+@pytest.mark.backend("torch", "jax", "dask")
+def test_the_examples_of_a_backends_docstrings_run(library: Library):
+    """`nox -s docs`, which has none of these libraries, runs those of src/."""
+    root = DOCS.parent / "backends"
+    files = sorted((root / f"scanfield_{library.name}").rglob("*.py"))
+    with_examples = [path for path in files if ">>> " in path.read_text(encoding="utf-8")]
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    for path in with_examples:
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        failed, tried = doctest.testmod(importlib.import_module(name), optionflags=options)
+        assert tried > 0 and failed == 0, name
+    assert with_examples
 
 
 def test_every_page_has_a_run_that_meets_it():

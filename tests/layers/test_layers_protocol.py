@@ -244,6 +244,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Linear(2, 2).init(scheme="kaiming"), "scheme: 'kaiming'; allowed are 'uniform'"),
     (lambda: Linear(2, 2).init(-1), "seed: -1"),
     (lambda: Linear(2, 2).init(0, math), r"xp: .* is no array namespace"),
+    (lambda: Linear(2, 2).init(0, "torch"), "import torch, then xp=torch"),  # type: ignore[arg-type]
     (lambda: causal_conv1d(np.ones((1, 2, 3)), np.ones((3, 2)), activation="gelu"), "activation: 'gelu'"),
     (Linear(2, 2).init().vjp(np.ones((1, 2, 2)))[1], "d_output or d_state is needed"),
 ]

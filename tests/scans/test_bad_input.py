@@ -25,6 +25,7 @@ from scanfield import (
     ShapeError,
     StateError,
 )
+from scanfield.arrays import check_same_library
 
 BUILTIN = {
     ShapeError: ValueError, DtypeError: TypeError, BackendError: TypeError, DeviceError: ValueError,
@@ -45,8 +46,9 @@ class Says:
         self.error, self.words = error, words
         self.context = pytest.raises(error)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Says:
         self.caught = self.context.__enter__()
+        return self
 
     def __exit__(self, *exc: Any) -> bool:
         passed = self.context.__exit__(*exc)
@@ -80,6 +82,16 @@ def test_wrong_rank(library: Library, op: str):
         ):  # NumPy gives a number here, another row
             with Says(ShapeError, name, "()"):
                 operation(op)(**scalar)
+
+
+def test_a_batch_axis_is_offered_where_it_is_what_lacks(library: Library):
+    """A decay a head, where each channel has its own, lacks its last axis and not its first."""
+    inputs = good(library, "kda")
+    with Says(ShapeError, "log_decay", "(batch, time, vheads, key)") as said:
+        scanfield.kda(**{**inputs, "log_decay": inputs["log_decay"][..., 0]})
+    assert "log_decay[None]" not in str(said.caught.value)
+    with Says(ShapeError, "log_decay = log_decay[None]"):
+        scanfield.kda(**{**inputs, "log_decay": inputs["log_decay"][0, ...]})
 
 
 def test_the_message_on_rank_shows_the_layouts(library: Library):
@@ -382,6 +394,17 @@ def test_two_libraries(library: Library, op: str):
     inputs[order[1]] = library.array(data[order[1]])  # one stranger among NumPy
     with Says(BackendError, order[1], "numpy", f"{order[1]} = "):
         operation(op)(**inputs)
+
+
+@pytest.mark.backend("torch", "strict")
+def test_one_stranger_among_many_is_converted_and_the_many_are_counted(library: Library):
+    """A model's input beside its hundreds of parameters: the message stays a line."""
+    many = [(f"weight{i}", library.array(np.ones(1))) for i in range(40)]
+    with Says(
+        BackendError, "x is numpy, weight0 and 39 more are", f": x = {CONVERTS[library.name]}(x"
+    ) as said:
+        check_same_library([("x", np.ones(1)), *many])
+    assert "weight1" not in str(said.caught.value)
 
 
 @pytest.mark.backend("torch", "jax", "dask", "strict")

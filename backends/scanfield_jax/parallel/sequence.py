@@ -71,8 +71,9 @@ def sequence_parallel(
 
     Notes
     -----
-    ``jit`` and ``grad`` go through it. JAX itself adds the gradients of whole arrays up over the devices. Shards are equally
-    long; tokens that fill them up are one more sequence, the last of ``cu_seqlens``. Packs run by the loops of "jax.scan",
+    Call it under ``jit``: without, JAX's ``shard_map`` does not run a function with a gradient rule of its own
+    (NotImplementedError). ``grad`` goes through it. JAX itself adds the gradients of whole arrays up over the devices.
+    Shards are equally long; tokens that fill them up are one more sequence, the last of ``cu_seqlens``. Packs run by the loops of "jax.scan",
     whatever the device, and each device holds the states of all sequences. Devices are processes' own business:
     ``jax.distributed.initialize`` has the limits of time for those that do not come.
 
@@ -88,9 +89,9 @@ def sequence_parallel(
     ...     return sequence_parallel(scanfield.linear_scan, a, b, axis_name="time")
     >>> cut = P(None, "time")
     >>> specs = {"in_specs": (cut, cut), "out_specs": scanfield.ScanResult(cut, P())}
-    >>> sharded = jax.shard_map(scan, mesh=mesh, **specs)
-    >>> sharded(jnp.full((1, 3, 1), 0.5), jnp.ones((1, 3, 1))).output.ravel()
-    Array([1.  , 1.5 , 1.75], dtype=float32)
+    >>> sharded = jax.jit(jax.shard_map(scan, mesh=mesh, **specs))
+    >>> sharded(jnp.full((1, 3, 1), 0.5), jnp.ones((1, 3, 1))).output.ravel().tolist()
+    [1.0, 1.5, 1.75]
     """
     if exchange not in ("scan", "gather"):
         raise ArgumentError(f"exchange: {exchange!r}; allowed are 'scan' and 'gather'")

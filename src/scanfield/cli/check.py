@@ -137,7 +137,8 @@ def as_text(report: agree.Report, *, by_operation: bool = False) -> str:
         )
     compared = _compared(report)
     verdict = "NOT all agree" if not report.agree else "all agree" if compared else "NOTHING was compared"
-    parts.append(f"{len(report.pairs)} pairs of implementations, {compared} comparisons of arrays: {verdict}")
+    pairs = f"{len(report.pairs)} pair{'' if len(report.pairs) == 1 else 's'} of implementations"
+    parts.append(f"{pairs}, {compared} comparisons of arrays: {verdict}")
     return "\n".join(parts)
 
 

@@ -1,12 +1,11 @@
-"""`scanfield demo`: what runs here, whether it agrees, a forecast of measured data, a wave equation. Under three minutes.
+"""`scanfield demo`: what runs here, whether it agrees, a forecast of measured data, a wave equation. Some minutes.
 
 The third part is a first example of the library in use, on NumPy alone. The data is the weekly record of
 carbon dioxide in the air over Mauna Loa, 1958 to 2001, as statsmodels ships it.
 
 1. Exponential smoothing is a linear scan, and equals pandas' `ewm(adjust=False)` to rounding.
 2. A small selective scan learns from the first 80 % of the months to say where the record will be half a year
-later, and
-   forecasts the last 20 %. Its gradients come from `scanfield.vjp`, its steps from `scanfield.optimize.Adam`.
+   later, and forecasts the last 20 %. Its gradients come from `scanfield.vjp`, its steps from `scanfield.optimize.Adam`.
 
 The fourth part solves a Helmholtz problem with a network, whose derivatives are closed formulas.
 
@@ -80,6 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     heading("2  Do they agree?")
     records = agree.operations()
+    print(
+        "comparing every implementation with every other: some minutes, most of them in compilers", flush=True
+    )
     with progress("comparing", len(agree.cases(records))) as tick:
         names = [record.name for record in records]
         report = jobs.compare(

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.list:
         for name in files.shipped():
-            print(f"{name:18} {files.load_problem(name).title}")
+            print(f"{name:18} {files.title(name)}")
         return 0
     if arguments.show:
         print(files.source(arguments.show), end="")

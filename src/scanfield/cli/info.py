@@ -173,6 +173,7 @@ def _plain(told: Explanation) -> dict[str, Any]:
     verdicts = [verdict._asdict() for verdict in told.verdicts]
     return {
         "operation": told.operation,
+        "function": told.function,
         "library": told.library,
         "device": told.device,
         "verdicts": verdicts,

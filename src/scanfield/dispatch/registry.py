@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from scanfield.arrays import Array, device_kind, library_of
 from scanfield.dispatch import loops
 from scanfield.dispatch.operation import (
+    INSTALL,
     VERBS,
     Call,
     Candidate,
@@ -367,6 +368,16 @@ def _offered(manifest: Manifest, operation: str, device: str) -> list[Candidate]
     return list(found.values())
 
 
+def _absence(candidate: Candidate, error: ImportError) -> str:
+    """Why a candidate cannot be imported, and the way out where it is a package that is not there."""
+    packages = [module.partition(".")[0] for module in candidate.requires]
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+        return f"{error.name} is not installed" + (
+            f": {INSTALL[error.name]}" if error.name in INSTALL else ""
+        )
+    return f"{error}" + (f" (needs {', '.join(candidate.requires)})" if candidate.requires else "")
+
+
 def load_candidate(operation: str, candidate: Candidate) -> Loaded:
     """A candidate's implementation of an operation, or why there is none."""
     try:
@@ -375,9 +386,7 @@ def load_candidate(operation: str, candidate: Candidate) -> Loaded:
         module_name, _, attribute = candidate.target.partition(":")
         code = getattr(importlib.import_module(module_name), attribute)(operation)
     except ImportError as error:
-        return Loaded(
-            candidate.name, None, frozenset(), candidate.default, f"{error} (needs {candidate.requires})"
-        )
+        return Loaded(candidate.name, None, frozenset(), candidate.default, _absence(candidate, error))
     # As with manifests: one broken candidate leaves the others, and the generic code, running.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -11,17 +11,8 @@ from typing import NamedTuple
 
 from scanfield.arrays import device_kind, library_of
 from scanfield.dispatch import registry
-from scanfield.dispatch.operation import VERBS, Call, Verb
+from scanfield.dispatch.operation import INSTALL, VERBS, Call, Verb
 
-# What brings each library or compiler that scanfield knows; a plugin's manifest adds its own.
-_KNOWN = {
-    "numpy": ("numpy", "pip install numpy"),
-    "numba": ("numba", "pip install 'scanfield[numba]'"),
-    "torch": ("torch", "pip install 'scanfield[torch]'"),
-    "jax": ("jax", "pip install 'scanfield[jax]'"),
-    "dask": ("dask", "pip install 'scanfield[dask]'"),
-    "cupy": ("cupy", "pip install 'scanfield[cupy-cuda13]' (or cupy-cuda12)"),
-}
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
 
@@ -44,6 +35,8 @@ class Explanation:
     compute: str
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    function: str = ""
+    """The name that was called, where that is not the operation's: ``kda`` runs as ``gdn2``."""
 
     @property
     def taken(self) -> dict[str, str]:
@@ -51,7 +44,9 @@ class Explanation:
         return {verdict.verb: verdict.candidate for verdict in self.verdicts if verdict.taken}
 
     def __str__(self) -> str:
-        head = f"{self.operation} on {self.library} arrays ({self.device}), carried in {self.compute}"
+        derived = self.function not in ("", self.operation)
+        name = f"{self.function}, which runs as {self.operation}," if derived else self.operation
+        head = f"{name} on {self.library} arrays ({self.device}), carried in {self.compute}"
         rows = [("candidate", "verb", "", "why")]
         rows += [(v.candidate, v.verb, "taken" if v.taken else "-", v.reason) for v in self.verdicts]
         return "\n".join([head, *format_table(rows), *self.notes])
@@ -148,7 +143,7 @@ def backends() -> Backends:
     ['usable']
     """
     registry._discover()
-    known = dict(_KNOWN)
+    known = {name: (name, install) for name, install in INSTALL.items()}
     offered: dict[str, list[str]] = {}
     for manifest in registry._MANIFESTS:
         known.setdefault(manifest.library, (manifest.requires, manifest.install))

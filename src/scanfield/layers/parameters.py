@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import REAL, Array, Namespace, dtype_name, dtype_of, library_of
-from scanfield.errors import ArgumentError, DtypeError
+from scanfield.arrays import REAL, Array, Namespace, dtype_name, dtype_of, library_of_namespace
+from scanfield.errors import DtypeError
 
 SCHEMES = ("uniform", "normal", "mamba_ssm", "zeros")
 
@@ -43,12 +43,7 @@ def numbers(parameter: Parameter, seed: int, name: str, scheme: str, depth: int 
 
 def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
     """From host numbers to arrays of a library: ``xp`` its namespace, ``dtype`` a name or a dtype of it."""
-    try:
-        library = library_of(xp.zeros(1, dtype=xp.float32), "xp")
-    except AttributeError:
-        raise ArgumentError(
-            f"xp: {xp!r} is no array namespace; allowed are numpy, torch, jax.numpy, ..."
-        ) from None
+    library = library_of_namespace(xp)
     space = library.namespace
     name = dtype if isinstance(dtype, str) else dtype_name(dtype)
     if name not in REAL:

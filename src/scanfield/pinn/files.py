@@ -44,7 +44,7 @@ from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
 from scanfield.pinn.values import evaluate
 
-__all__ = ["ProblemFile", "load_problem", "shipped", "source"]
+__all__ = ["ProblemFile", "load_problem", "shipped", "source", "title"]
 
 _DOMAINS: dict[str, Callable[..., Domain]] = {"interval": Interval, "box": Box, "disk": Disk, "ball": Ball}
 _CONDITIONS: dict[str, Callable[..., Any]] = {
@@ -157,6 +157,11 @@ def source(name: str) -> str:
     if name not in shipped():
         raise ArgumentError(f"problem {name!r}: shipped are {', '.join(shipped())}")
     return _text(name)[0]
+
+
+def title(name: str) -> str:
+    """The title of a shipped problem, which is not built for it: that may need SciPy, or take time."""
+    return str(tomllib.loads(source(name)).get("title", ""))
 
 
 def _folder() -> Any:

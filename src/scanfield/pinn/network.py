@@ -29,6 +29,7 @@ from scanfield.arrays import (
     dtype_name,
     dtype_of,
     library_of,
+    library_of_namespace,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.pinn.activations import check_activation
@@ -148,7 +149,8 @@ class Network:
         Raises
         ------
         ArgumentError, DtypeError
-            A width, an activation or a dtype that is not allowed (float64 on JAX needs ``jax_enable_x64``).
+            An ``xp`` that is no namespace, a width, an activation or a dtype that is not allowed (float64 on JAX needs
+            ``jax_enable_x64``).
 
         Examples
         --------
@@ -160,6 +162,7 @@ class Network:
         widths = [check_count("hidden", width) for width in listed] + [check_count("outputs", outputs)]
         if dtype not in PRECISIONS:
             raise DtypeError(f"dtype: {dtype!r}; allowed are {' and '.join(PRECISIONS)}")
+        library_of_namespace(xp)  # a name instead of the module is told apart here
         draws = numpy.random.default_rng(seed)
         host: dict[str, Any] = {}
         before = embedding.width

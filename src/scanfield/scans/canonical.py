@@ -183,8 +183,8 @@ def _match(
     layout = entry.layouts.get(len(shape))
     if layout is None:
         raise ShapeError(
-            f"{entry.shown}: shape {tuple(shape)} has {len(shape)} axes; expected {_allowed(entry.layouts)}"
-            f"{_mended(entry, len(shape))}"
+            f"{entry.shown}: shape {tuple(shape)} has {axes_text(len(shape))}; expected {_allowed(entry.layouts)}"
+            f"{_mended(entry, shape, dims)}"
         )
     if entry.role == "state" and "sequence" not in dims:
         dims["sequence"] = dims["batch"]
@@ -210,12 +210,23 @@ def _allowed(layouts: Mapping[int, Layout]) -> str:
     return " or ".join(f"({_names(layout)})" for layout in layouts.values())
 
 
-def _mended(entry: _Entry, axes: int) -> str:
+def _mended(entry: _Entry, shape: Sequence[int], dims: Mapping[str, int]) -> str:
     """The line that adds what one sequence alone, or a series of numbers, lacks."""
     least = min(entry.layouts)
     if entry.role != "sequence" or "time" not in entry.layouts[least]:
         return ""
-    return add_axes(entry.shown, axes, least)
+    axes = [axis for axis in entry.layouts[least] if axis is not None]
+    # Without its batch axis the array must fit the arrays before it: it may lack another one.
+    if len(shape) == least - 1 and any(
+        dims.get(axis, size) != size for axis, size in zip(axes[1:], shape, strict=False)
+    ):
+        return ""
+    return add_axes(entry.shown, len(shape), least)
+
+
+def axes_text(count: int) -> str:
+    """1 axis, 2 axes"""
+    return "1 axis" if count == 1 else f"{count} axes"
 
 
 def add_axes(name: str, axes: int, wanted: int) -> str:

@@ -33,7 +33,7 @@ from scanfield.dispatch import Call, Grads, Input, Operation, Option, Prepared
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans import linear_forms, packing
 from scanfield.scans.assemble import assemble
-from scanfield.scans.canonical import Canonical, add_axes, restore
+from scanfield.scans.canonical import Canonical, add_axes, axes_text, restore
 from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, public, run
 
 _TIED = frozenset({"batch", "time", "feature"})
@@ -137,7 +137,7 @@ def _flatten(
     for name, array in given[:2]:
         if len(array.shape) < len(lead):
             raise ShapeError(
-                f"{name}: shape {tuple(array.shape)} has {len(array.shape)} axes; expected {named}"
+                f"{name}: shape {tuple(array.shape)} has {axes_text(len(array.shape))}; expected {named}"
                 f"{'' if step else add_axes(name, len(array.shape), 3)}"
             )
     if len(a.shape) != len(b.shape):
