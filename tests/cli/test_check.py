@@ -227,6 +227,7 @@ def test_a_library_without_a_place_is_named_with_its_reason(monkeypatch):
     def count():
         raise NoDriver("insufficient driver")
 
+    absent()  # the others are imported before: dask, where it is, asks CuPy for its arrays then
     # CuPy as it is installed on a machine without a card, or without its driver.
     runtime = types.SimpleNamespace(getDeviceCount=count, CUDARuntimeError=NoDriver, is_hip=False)
     cupy = types.ModuleType("cupy")
