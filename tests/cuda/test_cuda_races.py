@@ -31,20 +31,19 @@ def watched(card: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         cache.cache_clear()
 
 
-# Packs, options and segments in turns; every kernel is among what runs.
+# Packs and options in turns. The chunk kernels have their barriers in the same places with tensor cores and without.
 @pytest.mark.parametrize(
     ("op", "method", "dtype", "every", "kernels"),
     [
         ("linear_scan", "cupy.rawkernel", "float32", 4, {"forward_8", "backward_8"}),
         ("selective_scan", "cupy.rawkernel", "float32", 5, {"scan_forward", "scan_backward"}),
         ("gdn2", "cupy.rawkernel", "float32", 6, {"delta_forward", "delta_backward"}),
-        ("gdn2", "cupy.rawkernel.chunk", "float32", 9, {"delta_triangles", "delta_outer", "delta_gradients"}),
         (
             "gdn2",
             "cupy.rawkernel.tensor",
             "bfloat16",
             9,
-            {"delta_inside", "delta_states_back", "delta_output"},
+            {"delta_inside", "delta_states", "delta_output", "delta_states_back", "delta_gradients"},
         ),
     ],
 )
