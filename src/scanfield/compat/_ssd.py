@@ -8,6 +8,7 @@ from typing import Any
 from scanfield.arrays import Array, cast
 from scanfield.compat import _arrays
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.layers.parametrised import sizes as check_sizes
 from scanfield.scans.gated_delta import gdn2
 from scanfield.scans.ssd import ssd
 from scanfield.scans.surface import check_chunk_size
@@ -179,8 +180,7 @@ def ssd_minimal_discrete(
     >>> ssd_minimal_discrete(ones, numpy.log(0.5 * ones[..., 0]), ones, ones, 64)[0].ravel()
     array([1.  , 1.5 , 1.75])
     """
-    if isinstance(block_len, bool) or not isinstance(block_len, int) or block_len < 1:
-        raise ArgumentError(f"block_len: {block_len!r}; allowed is an integer of at least 1")
+    check_sizes(block_len=block_len)
     xp = _arrays.namespace(X=X, A=A, B=B, C=C, initial_states=initial_states)
     _arrays.check_rank(X, "X", "batch time heads channels")
     batch, time, heads, width = X.shape

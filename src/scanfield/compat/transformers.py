@@ -64,7 +64,9 @@ def accelerate(model: Any) -> Acceleration:
     -----
     Tested with transformers 5.24 and 5.9. Of 5.9, which has fewer types, falcon_h1, nemotron_h and zamba2 are refused, and
     packed sequences of olmo_hybrid. The cache keeps its own buffers, which are updated in place as upstream does.
-    Other models, and other instances of the same model, keep transformers' functions.
+    Other models, and other instances of the same model, keep transformers' functions. A copy or pickle of an accelerated
+    model runs on scanfield while some model of its type is accelerated; accelerate it too. Accelerate before
+    ``torch.compile``: what is compiled already does not see new hooks.
 
     Examples
     --------
