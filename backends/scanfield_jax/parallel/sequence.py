@@ -73,9 +73,11 @@ def sequence_parallel(
     -----
     Call it under ``jit``: without, JAX's ``shard_map`` does not run a function with a gradient rule of its own
     (NotImplementedError). ``grad`` goes through it. JAX itself adds the gradients of whole arrays up over the devices.
-    Shards are equally long; tokens that fill them up are one more sequence, the last of ``cu_seqlens``. Packs run by the loops of "jax.scan",
-    whatever the device, and each device holds the states of all sequences. Devices are processes' own business:
-    ``jax.distributed.initialize`` has the limits of time for those that do not come.
+
+    Shards are equally long; tokens that fill them up are one more sequence, the last of ``cu_seqlens``. Packs run by the
+    loops of "jax.scan", whatever the device, and each device holds the states of all sequences.
+
+    Devices are processes' own business: ``jax.distributed.initialize`` has the limits of time for those that do not come.
 
     Source: the affine form of the recurrence, ``docs/parallel.md``; Hillis and Steele, CACM 29 (1986).
 
