@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 # What C++ says of a thread that outlives its owner. It was seen once in some twenty runs, after the example had printed its
@@ -37,6 +40,18 @@ def run(name: str, *before: str, **environment: str) -> str:
 def test_torch():
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert "2 ranks" in run("torch_parallel.py", *launcher)
+
+
+@pytest.mark.backend("torch")
+def test_the_page_on_scaling_is_that_of_its_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    scaling = importlib.import_module("scaling")
+    report = json.loads((ROOT / "docs" / "scaling.json").read_text())
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    assert scaling.rewritten(page, scaling.tables(report)) == page
+    assert all(run["bytes"] == run["formula"] for run in report["runs"]) and len(report["runs"]) == 10
+    with pytest.raises(SystemExit, match="no part <!-- strong"):
+        scaling.rewritten("a page of nothing", {"strong": ""})
 
 
 @pytest.mark.backend("jax")
