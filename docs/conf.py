@@ -26,6 +26,8 @@ html_show_sourcelink = False
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
+# The reference names what stands in the packages of these libraries; the manual is made without them.
+autodoc_mock_imports = ["jax", "torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # shapes and types stand in the docstrings, in words
 numpydoc_show_class_members = False

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 # What C++ says of a thread that outlives its owner. It was seen once in some twenty runs, after the example had printed its
@@ -37,6 +38,35 @@ def run(name: str, *before: str, **environment: str) -> str:
 def test_torch():
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert "2 ranks" in run("torch_parallel.py", *launcher)
+
+
+PAGE = """
+import json, scaling
+report, page = json.load(open("docs/scaling.json")), open("docs/scaling.md").read()
+assert scaling.rewritten(page, scaling.tables(report)) == page, "made anew, the page is another"
+assert all(run["bytes"] == run["formula"] for run in report["runs"]) and len(report["runs"]) == 10
+try:
+    scaling.rewritten("a page of nothing", {"strong": ""})
+except SystemExit as refused:
+    assert "no part <!-- strong" in str(refused)
+else:
+    raise AssertionError("a page without the parts was taken")
+"""
+
+
+@pytest.mark.backend("torch")
+def test_the_page_on_scaling_is_that_of_its_run():
+    """In a process of its own: a benchmark sets threads before NumPy is imported."""
+    path = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE],
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.backend("jax")
