@@ -122,6 +122,19 @@ def test_zero_grad_keeps_the_arrays(library: Any) -> None:
     assert not any(np.any(library.numpy(array)) for array in after)
 
 
+@pytest.mark.backend("numpy")
+def test_it_says_what_memory_it_takes() -> None:
+    pinn.Workspace(2, 2, [2])  # what the first one imports is not counted
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        ws = pinn.Workspace(1000, 32, [64, 64])
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert ws.bytes <= taken < 1.05 * ws.bytes
+
+
 def heavy(library: Any, n: int, activation: str = "tanh") -> tuple[pinn.Network, pinn.PreparedTerms]:
     network = draws.network(library, 2, hidden=WIDE["hidden"], activation=activation, dtype="float32")
     kinds = ("operator", "periodic")

@@ -160,6 +160,15 @@ def test_limits_that_meet_are_a_constant_step():
 
 
 @pytest.mark.backend("numpy")
+@pytest.mark.parametrize(("time", "lanes"), [(1, 2), (2, 2), (3, 1)])
+def test_states_of_a_scan_with_one_coefficient_for_all_tokens(time: int, lanes: int):
+    a, b = np.full((1, 1, lanes), 0.5), np.random.default_rng(4).random((1, time, lanes))
+    got = scanfield.linear_scan(a, b, states_at=list(range(1, time + 1)))
+    assert np.array_equal(got.states, got.output)
+    assert np.array_equal(got.output, scanfield.linear_scan(np.full_like(b, 0.5), b).output)
+
+
+@pytest.mark.backend("numpy")
 def test_one_lane_for_all_stays_one():
     """Whatever the lanes' axes: what runs the call never sees it in full, unless one of its axes is the others'."""
     record, b = scanfield.linear_scan.record, np.ones((2, 5, 3, 2))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from arrays import Library
 from checks import check_kind, check_truth, operation, run_example, vjp
-from examples import BASE, DELTA_FAMILY, EXAMPLES, METHODS, OPERATIONS, Example, example
+from examples import BASE, DELTA_FAMILY, EXAMPLES, METHODS, OPERATIONS, Example, example, op_inputs
 
 import scanfield
+from scanfield.scans.surface import bind
 
 RUNS = [pytest.param(e, method, id=f"{e}-{method}") for e in EXAMPLES for method in METHODS[e.op]]
 
@@ -103,9 +104,14 @@ def test_each_cotangent_alone(library: Library, op: str):
 @pytest.mark.backend("numpy")
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_the_record_tells_the_defaults_of_the_function(op: str):
-    """What a plugin reads of an option is what a user gets who leaves it away."""
+    """What a plugin reads of an option is what a user, or the plugin's own call, gets if it is left away."""
     parameters = inspect.signature(operation(op)).parameters
     told = {
         option.name: option.default for option in operation(op).record.options if option.name in parameters
     }
     assert told == {name: parameters[name].default for name in told}
+    if op in BASE:
+        bound = bind(operation(op), (), dict(op_inputs(op, f"{op} defaults")))
+        made = operation(op).record.prepare(bound.arrays, bound.options).call.options
+        for option, value in zip(operation(op).record.options, made, strict=True):
+            assert option.name in parameters or option.default == value, option
