@@ -233,7 +233,7 @@ def add_axes(name: str, axes: int, wanted: int) -> str:
     """The line that makes an array (batch, time, ...) of one that is a series of numbers or lacks its batch axis."""
     if axes == 1:
         return f"; one series: {name} = {name}[None, :{', None' * (wanted - 2)}]"
-    return f"; one sequence: {name} = {name}[None]" if axes == wanted - 1 else ""
+    return f"; one sequence: {name} = {name}[None, ...]" if axes == wanted - 1 else ""
 
 
 def _names(layout: Layout) -> str:
