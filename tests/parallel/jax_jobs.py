@@ -65,7 +65,7 @@ def agreement(
     One program for all packs, or of a batch where there is none.
     """
     packs, changes, drop = how.get("packs", ()), how.get("changes", ("",)), how.get("drop", ())
-    states, time = (len(packs[0]) - 1, packs[0][-1]) if packs else (None, 8)
+    states, time = (len(packs[0]) - 1, packs[0][-1]) if packs else (None, how.get("time", 8))
     drawn = op_inputs(op, f"{op} sharded", 1 if packs else 2, time, states=states)
     if options.get("complex"):
         drawn["A"] = drawn["A"] * (1 + 0.5j)
@@ -100,6 +100,33 @@ def agreement(
             if not error <= worst.get(name, (-1.0, ""))[0]:
                 worst[name] = (error, f"{name} of {pack} {change}")
     return worst
+
+
+def exchanged(op: str, devices: int, exchange: str) -> dict[str, int]:
+    """Bytes that a device hands to the exchange, counted in what JAX traced; and those of a state."""
+    drawn = {n: jnp.asarray(x, "float32") for n, x in op_inputs(op, f"{op} counted", 2, 12).items()}
+    over = sharded(op, drawn, devices, {"exchange": exchange})
+
+    def gradient(arrays: dict[str, Any]) -> Any:
+        results, pull = jax.vjp(lambda given: over(given, None), arrays)
+        return results, pull(results)
+
+    forward = jax.make_jaxpr(over)(drawn, None)
+    return {
+        "state": forward.out_avals[1].size * 4,
+        "forward": sent(forward.jaxpr),
+        "both": sent(jax.make_jaxpr(gradient)(drawn).jaxpr),
+    }
+
+
+def sent(jaxpr: Any) -> int:
+    """Bytes of what goes into ``ppermute`` and ``all_gather`` in a program and in those that it calls, on one device."""
+    found = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("ppermute", "all_gather"):
+            found += sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
+        found += sum(sent(inner) for inner in jax.core.jaxprs_in_params(equation.params))
+    return found
 
 
 def other_axes() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,24 @@ def test_every_operation_cut_anywhere(devices: Ranks, op: str):
 
 def test_two_devices(devices: Ranks):
     check(devices, "linear_scan", 2, "float64", {"exchange": "gather"}, packs=packs_of(2), changes=["slow"])
-    check(devices, "gdn2", 2, "float32", {}, packs=packs_of(2)[::5], changes=["slow"])
+
+
+def test_two_devices_in_float32(devices: Ranks):
+    """Every operation over 130 tokens, in the direction that it does not have above."""
+    for op in OPERATIONS:
+        check(devices, op, 2, "float32", {"reverse": op not in REVERSED}, time=TIME, changes=["slow"])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_bytes_are_those_of_the_formula(devices: Ranks, count: int):
+    """P for a state and M for a transition: of a map in each round, of the state alone on two devices; backward the same."""
+    for op, M in (("linear_scan", 2 * 3 * 4), ("selective_scan", None), ("gdn2", 2 * 4 * 3 * 3 * 4)):
+        for exchange, rounds in (("scan", 1 + math.ceil(math.log2(count - 1))), ("gather", 1)):
+            (found,) = devices.run("exchanged", op, count, exchange)
+            P = found["state"]  # where the state is elementwise, so is the transition
+            each = P if count == 2 else P + (P if M is None else M)
+            assert found["forward"] == rounds * each > 0, (op, exchange)
+            assert found["both"] == 2 * found["forward"], (op, exchange)
 
 
 def test_batches_directions_and_numbers(devices: Ranks):

@@ -217,6 +217,24 @@ def test_ranks_that_train_apart_are_refused(two: Ranks, what: str, kind: str, wo
         assert answer[:2] == ("raised", kind) and words in answer[2], answer
 
 
+def test_a_group_of_cards_meets_nothing_of_the_host(two: Ranks):
+    """What NCCL would refuse, over a group that refuses it: headers, flags and states are made on the arrays' device."""
+    pack = [0, 3, 9, 12]
+    for op, exchange, bounds in (
+        ("linear_scan", "scan", None),
+        ("gdn2", "gather", pack),
+        ("selective_scan", "gather", None),
+        ("selective_scan", "scan", pack),
+    ):
+        for answer in two.run("on_cards", op, exchange, bounds):
+            for name, error in answer.items():
+                assert error == 0, f"{op}: {name}"
+    other, own = two.answers("off_cards")
+    assert own[:2] == ("raised", "DeviceError"), own
+    assert "a: on cpu; this group (back end cards) carries tensors on meta: a = a.to('meta')" in own[2]
+    assert other[:2] == ("raised", "StateError") and "rank 1: DeviceError: a: on cpu" in other[2]
+
+
 def test_a_group_of_one_is_the_plain_call():
     with Ranks("torch_jobs", 1) as one:
         assert one.run("alone") == [True]

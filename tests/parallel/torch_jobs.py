@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import cards
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from gates import changed
 import scanfield
 from scanfield import pinn
 from scanfield.layers import GatedDeltaNet2, GatedDeltaNet2Config, MambaBlock
-from scanfield_torch.parallel import GroupReducer, layer_parallel, sequence_parallel, traffic
+from scanfield_torch.parallel import GroupReducer, halo, layer_parallel, sequence_parallel, traffic
 
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -475,3 +476,41 @@ def alone() -> bool:
         got = sequence_parallel(scanfield.gdn2, **inputs, reverse=True)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
     return counted.waits == 0
+
+
+def on_cards(op: str, exchange: str, pack: Sequence[int] | None) -> dict[str, float]:
+    """A call on a group that carries no tensors of the host, held to the same call over gloo."""
+    rank, each = dist.get_rank(), 12 // dist.get_world_size()
+    drawn = op_inputs(op, f"{op} on cards", 1 if pack else 2, 12, states=len(pack) - 1 if pack else None)
+    turned = {"selective_scan": ("A",), "linear_scan": ("a", "b", "initial_state")}.get(op, ())
+    drawn |= {n: drawn[n] * (1 + 0.5j) for n in turned}
+    drawn = {n: x if n in WHOLE else x[:, rank * each : (rank + 1) * each] for n, x in drawn.items()}
+    how = {"exchange": exchange, "method": "generic.recurrent", "cu_seqlens": pack}
+    rng = rng_of(f"{op} cotangents of rank {rank}")
+
+    def run(arrays: dict[str, torch.Tensor], d: Any = None, **group: Any) -> dict[str, torch.Tensor]:
+        result = sequence_parallel(getattr(scanfield, op), **arrays, **how, **group)
+        before = halo(result.output, 3, **group)
+        d = [torch.tensor(_normal(rng, x), dtype=x.dtype) for x in result] if d is None else d
+        torch.autograd.backward([*result, before], [*d, before.detach()])
+        found = {"output": result.output, "final_state": result.final_state, "halo": before, "d": d}
+        return found | {f"d {n}": x.grad for n, x in arrays.items()}
+
+    want = run(tensors(drawn, "float64"))
+    d = want.pop("d")
+    group, given = cards.group(), {n: x.detach() for n, x in tensors(drawn, "float64").items()}
+    with cards.OnCards():
+        there = {n: cards.Card(x).requires_grad_() for n, x in given.items()}
+        found = run(there, [cards.Card(x) for x in d], group=group)
+    return {n: _error(found[n].numbers, x, x, 0.0) for n, x in want.items()}
+
+
+def off_cards() -> None:
+    """Rank 1 comes to a group of cards with arrays of the host."""
+    inputs = op_inputs("linear_scan", "off cards", 1, 4)
+    arrays = {n: torch.tensor(x) for n, x in inputs.items()}
+    if dist.get_rank() == 0:
+        arrays = {n: cards.Card(x) for n, x in arrays.items()}
+    group = cards.group()
+    with cards.OnCards():
+        sequence_parallel(scanfield.linear_scan, **arrays, group=group)

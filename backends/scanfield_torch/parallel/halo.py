@@ -49,7 +49,7 @@ def halo(
     torch.Size([1, 3, 2])
     >>> torch.distributed.destroy_process_group()
     """
-    return looked_back(x, count, Link(group, timeout, "halo"), cu_seqlens)[0]
+    return looked_back(x, count, Link(group, timeout, "halo", [x]), cu_seqlens)[0]
 
 
 def looked_back(
@@ -61,6 +61,7 @@ def looked_back(
         given: object = x
         if not isinstance(given, Tensor):
             raise BackendError(f"x: {type(given).__name__}; a tensor (batch, time, ...) is expected")
+        link.check_devices([("x", x)])
         if x.ndim < 2:
             raise ShapeError(f"x: {tuple(x.shape)}; a tensor (batch, time, ...) is expected")
         if not (x.dtype.is_floating_point or x.dtype.is_complex):

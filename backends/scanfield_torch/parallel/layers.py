@@ -112,7 +112,7 @@ class _ShardedRun(Run):
         return tuple([self.enter(array, False) for array in outputs])
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, _: None) -> tuple[Tensor, ...]:
-        link = Link(self.group, self.timeout, "layer_parallel")
+        link = Link(self.group, self.timeout, "layer_parallel", [x])
         state, place, bounds = looked_back(x, weight.shape[1] - 1, link, self.bounds)
         first, behind = place.sequences or (0, 0)
         if bounds is None or first == behind:  # no pack, or nothing of it here

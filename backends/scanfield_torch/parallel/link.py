@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scanfield.errors import ArgumentError, BackendError, StateError
+from scanfield.errors import ArgumentError, BackendError, DeviceError, StateError
 
 Tensor = torch.Tensor
 
@@ -81,7 +81,8 @@ def check_once(name: str) -> None:
 class Link:
     """One call's connection to its group; ranks are those of the group."""
 
-    def __init__(self, group: Any, timeout: Any, name: str) -> None:
+    def __init__(self, group: Any, timeout: Any, name: str, near: Iterable[Any] = ()) -> None:
+        """``near`` are arrays of the call: headers are made where the first of them is that the group carries."""
         if not dist.is_available() or not dist.is_initialized():
             raise StateError(
                 f"{name}: no process group; torch.distributed.init_process_group('gloo') first, on every rank"
@@ -93,8 +94,19 @@ class Link:
         self.name = name
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.counted = tuple(_counting)
-        backend = dist.get_backend(self.group)
-        self.device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self._carried = _carried(self.group)
+        own = [x.device for x in near if isinstance(x, Tensor) and x.device.type in self._carried]
+        self.device = own[0] if own else torch.device("cpu" if "cpu" in self._carried else self._carried[0])
+
+    def check_devices(self, arrays: Iterable[tuple[str, Any]]) -> None:
+        """DeviceError for a tensor that the group's back end does not carry from rank to rank."""
+        for name, x in arrays:
+            if isinstance(x, Tensor) and x.device.type not in self._carried:
+                there = self._carried[0]
+                raise DeviceError(
+                    f"{name}: on {x.device}; this group (back end {dist.get_backend(self.group)}) carries tensors on "
+                    f"{' and '.join(self._carried)}: {name} = {name}.to({there!r}), or a group of another back end"
+                )
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
@@ -193,8 +205,14 @@ class Link:
             counted.waits += 1
 
 
+def _carried(group: Any) -> tuple[str, ...]:
+    """Device types whose tensors travel between ranks. Gloo takes CUDA tensors in sums alone, so not for it."""
+    pairs = [pair.split(":") for pair in str(dist.get_backend_config(group)).split(",")]
+    return tuple([device for device, backend in pairs if device == "cpu" or backend != "gloo"]) or ("cpu",)
+
+
 def _plain(x: Tensor) -> Tensor:
-    """Contiguous, and real: gloo carries no complex numbers."""
+    """Contiguous, and real: back ends carry no complex numbers."""
     x = x.detach()
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).contiguous()
 

@@ -59,15 +59,16 @@ class GroupReducer:
         self, network: Network, make: Callable[[int, int, Network], Part], told: Sequence[str]
     ) -> Shares:
         """The share of this rank, once all ranks are known to train the same."""
-        link = Link(self.group, self.timeout, "pinn.train")
+        vector = network.flatten()
+        link = Link(self.group, self.timeout, "pinn.train", [vector])
 
         def local() -> tuple[Part, int, Description]:
-            vector = network.flatten()
             if not isinstance(vector, Tensor):
                 raise BackendError(
                     f"network: arrays of {type(vector).__module__}; over a group it is made of tensors, "
                     "Network.create(..., xp=torch)"
                 )
+            link.check_devices([("network", vector)])
             digest = hashlib.sha256(vector.detach().cpu().numpy().tobytes()).hexdigest()[:8]
             rows = [("network", f"{network.dtype} ({network.size} parameters) #{digest}")]
             rows += [(f"points {i}", words) for i, words in enumerate(told)]

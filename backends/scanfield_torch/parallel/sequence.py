@@ -100,7 +100,7 @@ def sequence_parallel(
         if cu_seqlens is not None:
             options["cu_seqlens"] = cu_seqlens
         return cast(ScanResult, op(*local_arrays, **options))
-    link = Link(group, timeout, "sequence_parallel")
+    link = Link(group, timeout, "sequence_parallel", (*local_arrays, *options.values()))
 
     def local() -> tuple[tuple[Bound, tuple[int, ...] | None], int, Description]:
         for name, array in (*enumerate(local_arrays), *options.items()):
@@ -115,6 +115,7 @@ def sequence_parallel(
                 f"sequence_parallel: not here; {reason}, and those carry no messages between ranks"
             )
         bound = check_arguments(op, local_arrays, options)
+        link.check_devices(bound.arrays.items())
         bounds = None if cu_seqlens is None else whole_bounds(cu_seqlens)
         settings = [("exchange", exchange), ("states", states), ("cu_seqlens", digest(bounds))]
         return (bound, bounds), local_time(bound), [*_describe(bound), *settings]
