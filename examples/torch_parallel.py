@@ -33,18 +33,17 @@ class Sharded(torch.nn.Module):
         return layer_parallel(self.block, x, named, timeout=60.0)
 
 
-def main() -> None:
-    """Compare a scan with one call on the whole; train a block; train a PINN."""
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
+def scan_of_shards(here: slice) -> None:
+    """A scan of this rank's tokens beside one call on the whole."""
     a, b = torch.rand(1, 100, 4, dtype=torch.float64), torch.randn(1, 100, 4, dtype=torch.float64)
-    here = slice(100 * rank // size, 100 * (rank + 1) // size)
     part = sequence_parallel(scanfield.linear_scan, a[:, here], b[:, here])
     whole = scanfield.linear_scan(a, b)
     assert torch.allclose(part.output, whole.output[:, here], atol=1e-12)
     assert torch.allclose(part.final_state, whole.final_state, atol=1e-12)
 
+
+def train_block(here: slice) -> list[float]:
+    """The losses of a block whose sequence lies on all ranks, the same on each."""
     x = torch.randn(1, 100, 8)
     target = torch.cumsum(x, dim=1) / 10
     model = torch.nn.parallel.DistributedDataParallel(Sharded())
@@ -52,15 +51,19 @@ def main() -> None:
     losses = []
     for _ in range(20):
         optimizer.zero_grad()
-        # A mean over the whole; times size, since DDP divides by it.
+        # A mean over the whole; times the ranks, since DDP divides by them.
         loss = ((model(x[:, here]) - target[:, here]) ** 2).sum() / x.numel()
-        (loss * size).backward()
+        (loss * dist.get_world_size()).backward()
         optimizer.step()
         total = loss.detach().clone()
         dist.all_reduce(total)
         losses.append(float(total))
     assert losses[-1] < 0.8 * losses[0]
+    return losses
 
+
+def train_pinn() -> float:
+    """The loss of a Helmholtz problem of which each rank has half of the points."""
     problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, source=1.0, boundary=pinn.Dirichlet(0.0))
     features = pinn.FourierFeatures(1, 12, scale=1.0, trainable=False)
     network = pinn.Network.create(features, hidden=[], outputs=1, xp=torch, dtype="float64")
@@ -73,8 +76,20 @@ def main() -> None:
         held_out=16,
         reducer=GroupReducer(timeout=60.0),
     )
+    return float(fit.loss)
+
+
+def main() -> None:
+    """Compare a scan with one call on the whole; train a block; train a PINN."""
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    here = slice(100 * rank // size, 100 * (rank + 1) // size)
+    scan_of_shards(here)
+    # In functions of their own, so that whatever sends by the group is gone before it.
+    losses, loss = train_block(here), train_pinn()
     if rank == 0:
-        print(f"{size} ranks: block {losses[0]:.3f} -> {losses[-1]:.3f}, PINN {fit.loss:.1e}")  # noqa: T201
+        print(f"{size} ranks: block {losses[0]:.3f} -> {losses[-1]:.3f}, PINN {loss:.1e}")  # noqa: T201
     dist.barrier()  # the rank that keeps the group's store must not be the first to go
     dist.destroy_process_group()
 
