@@ -85,6 +85,7 @@ def test_tokens_are_integers(library: Library):
         (SimpleNamespace(zeros=None), "float32", ArgumentError, "no array namespace"),
         (np, "int32", DtypeError, "dtype: int32; allowed are float16"),
         (np, "complex64", DtypeError, "dtype: complex64; allowed are"),
+        (np, float, DtypeError, "dtype: float; allowed are"),
     ],
 )
 def test_parameters_of_no_library_or_dtype(xp: Any, dtype: str, error: type[Exception], words: str):
@@ -92,6 +93,22 @@ def test_parameters_of_no_library_or_dtype(xp: Any, dtype: str, error: type[Exce
     with pytest.raises(error, match=words):
         layer.init(0, xp, dtype=dtype)
     still_empty(layer)
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", np.longdouble, np.dtype("longdouble"), np.float64], ids=repr)
+def test_parameters_in_a_dtype_of_numpy(dtype: Any):
+    """A class of scalars was no dtype, and longer numbers were rounded to float32."""
+    made = layers.Linear(3, 2).init(0, np, dtype=dtype).named_parameters()["weight"]
+    assert made.dtype == np.dtype(dtype)
+    assert np.array_equal(made, layers.Linear(3, 2).init(0, np, dtype="float64").named_parameters()["weight"])
+
+
+def test_parameters_in_a_class_of_the_library(library: Library):
+    made = layers.Linear(3, 2).init(0, library.xp, library.device, dtype=library.xp.float32)
+    assert made.named_parameters()["weight"].dtype == library.xp.float32
+    if library.name not in ("numpy", "readonly", "dask"):
+        with pytest.raises(DtypeError, match=r"dtype: float128; allowed are .*float64$"):
+            layers.Linear(3, 2).init(0, library.xp, library.device, dtype="float128")
 
 
 def test_parameters_are_adopted_all_or_none():

@@ -24,6 +24,7 @@ from scanfield.arrays import (
     widest,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.keywords import check_no_more
 from scanfield.layers.convolution import Bounds, read_bounds
 from scanfield.layers.explain import Composite, LayerRelevance, Walked, report_of, walk
 from scanfield.layers.parametrised import Parametrised
@@ -120,8 +121,12 @@ class Layer(Parametrised, ABC):
         result = self.finish(run, last, x)
 
         def pullback(
-            d_output: Array | None = None, d_state: Mapping[str, Array] | None = None
+            d_output: Array | None = None,
+            d_state: Mapping[str, Array] | None = None,
+            *more: Any,
+            **others: Any,
         ) -> tuple[Array | None, State | None, dict[str, Array]]:
+            check_no_more("pullback", ("d_output", "d_state"), more, others)
             found = self.pull(run, last, d_output, d_state)
             return self.gradients(run, value, x, found)
 

@@ -32,6 +32,7 @@ from scanfield.arrays import (
     library_of_namespace,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn.activations import check_activation
 from scanfield.pinn.fourier import Embedding, check_count
 
@@ -114,6 +115,7 @@ class Network:
                 )
 
     @classmethod
+    @advised
     def create(
         cls,
         embedding: Embedding,

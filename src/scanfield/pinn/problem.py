@@ -25,6 +25,7 @@ import numpy as np
 
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn import assembly
 from scanfield.pinn.absorbing import PML
 from scanfield.pinn.ansatz import hard_ansatz
@@ -105,6 +106,7 @@ class Helmholtz:
     ['equation', 'dirichlet left', 'sommerfeld right']
     """
 
+    @advised
     def __init__(
         self,
         domain: Domain,

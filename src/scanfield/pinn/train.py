@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn import checkpoint as storage
 from scanfield.pinn import weights as weighting
@@ -25,6 +26,7 @@ from scanfield.pinn.stages import resolve
 __all__ = ["Callback", "train"]
 
 
+@advised
 def train(
     problem: Helmholtz,
     network: Network,
@@ -128,7 +130,7 @@ def train(
     watched_points = problem.held_out(watched, seed=seed)
     told = diagnose(problem, sample, network, tuple(stage.optimizer for stage in stages))
     for words in told:
-        warnings_module.warn(words, DiagnosisWarning, stacklevel=2)
+        warnings_module.warn(words, DiagnosisWarning, stacklevel=3)
 
     run = Run(problem, network, stages, seed, weights, resample, adaptive, tolerance, patience, record, chunk)
     run.draw = lambda cycle: problem.draw(points, boundary, sampling=sampling, seed=seed, cycle=cycle)
@@ -148,7 +150,7 @@ def train(
         run.go(tick)
     fit = run.fit(tuple(told))
     if fit.warnings != tuple(told):
-        warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=2)
+        warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=3)
     return fit
 
 
