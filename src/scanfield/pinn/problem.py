@@ -76,7 +76,8 @@ class Helmholtz:
         `Interval`, `Box`, `Disk`, `Ball`, `Difference` of them, or a `PointSet`.
     wavenumber
         k (not k^2), in radians per length: a number or a function of x, real or complex; an array on a `PointSet`; or an
-        `Unknown` to be found from data.
+        `Unknown` to be found from data. Its sign is that of the time convention: with exp(-i omega t) waves that leave
+        have k > 0, with exp(+i omega t) they have k < 0, in `Impedance`, `Sommerfeld` and `PML` alike; the equation has k^2.
     source
         f, the same kinds of values.
     boundary
@@ -166,6 +167,7 @@ class Helmholtz:
         k = self.wavenumber_at(probe)
         f = evaluate("source", self.source, probe, given=self.domain.given)
         self.reference = float(np.max(np.abs(k.real)))
+        self.outward = -1.0 if np.all(k.real < 0) else 1.0  # the sign of k where waves leave
         if self.reference > _FASTEST:
             raise ArgumentError(
                 f"wavenumber = {self.reference:.3g}: at most {_FASTEST:g}, or its powers overflow"
