@@ -89,3 +89,18 @@ def test_a_parameter_that_was_freed_before_the_backward_pass_is_named():
         a.untyped_storage().copy_(kept.untyped_storage())
     scanfield.linear_scan(a, b, method="torch.numba").output.sum().backward()
     assert torch.isfinite(a.grad).all()
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("time", [0, 2])
+def test_data_exchanged_before_the_backward_pass_are_not_read(time: int):
+    """The kernels went by the shapes of the other arrays, and read what lay behind the shorter ones."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("numba")
+    a, b = (torch.nn.Parameter(torch.full((1, 4000, 3), 0.5)) for _ in range(2))
+    output, _ = scanfield.linear_scan(a, b, method="torch.numba")
+    a.data = torch.ones(1, time, 3)
+    with pytest.raises(
+        StateError, match=rf"^a: shape \(1, {time}, 3\), but \(1, 4000, 3\) when the scan ran"
+    ):
+        output.sum().backward()
