@@ -139,6 +139,13 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+def asked_dtype(dtype: Any) -> str:
+    """The name of a dtype that a user gives: a name, a dtype, or a class, as ``numpy.float32`` and ``jax.numpy.float32``."""
+    if isinstance(dtype, str):
+        return dtype
+    return dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype)
+
+
 def dtype_of(xp: Namespace, name: str) -> Any:
     """The dtype called ``name`` in a namespace."""
     found = getattr(xp, name, None)

@@ -133,3 +133,32 @@ def test_a_sequence_of_no_layers_or_of_something_else():
         layers.Sequential()
     with pytest.raises(ArgumentError, match="layers: 0 is int; allowed are layers"):
         layers.Sequential(3)
+
+
+def test_a_layer_stands_in_one_place():
+    """Set twice under two names, a parameter kept the last array, and nobody was told."""
+    linear, mixer = layers.Linear(4, 4), layers.MambaBlock(4)
+    for call, words in (
+        (
+            lambda: layers.Sequential(linear, layers.Sequential(linear)),
+            r"^1\.0: the layer that stands at 0 too",
+        ),
+        (lambda: layers.LanguageModel(9, 4, [mixer, mixer]), "the layer that stands at "),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: layers.Linear(2, 2, bias="no"), "bias: 'no'; allowed are True and False"),
+        (lambda: layers.CausalConv1d(2, bias=np.ones(2)), "bias: array"),
+        (lambda: layers.GatedMLP(2, 2, fused=None), "fused: None; allowed are True and False"),
+        (lambda: layers.LanguageModel(9, 4, [layers.MambaBlock(4)], tied="no"), "tied: 'no'; allowed"),
+        (lambda: layers.LanguageModel(9, 4, iter([layers.MambaBlock(4)])), "mixers: <list_iterator"),
+    ],
+)
+def test_what_is_true_only_to_python_is_no_flag(call: Any, words: str):
+    with pytest.raises(ArgumentError, match=words):
+        call()

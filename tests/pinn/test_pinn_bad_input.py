@@ -70,6 +70,13 @@ def test_named(call, error, words):
         call()
 
 
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32")], ids=repr)
+def test_a_dtype_by_name_or_as_the_library_has_it(dtype):
+    """A dtype that equals its own name was taken for one, and failed as an attribute of NumPy."""
+    assert pinn.Network.create(pinn.RawCoordinates(1), dtype=dtype).dtype == "float32"
+    assert pinn.Workspace(4, 2, [3], dtype=dtype).dtype == "float32"
+
+
 def test_points_that_are_no_real_numbers_are_refused(tmp_path):
     problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
     network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)

@@ -14,7 +14,7 @@ from scanfield.arrays import (
     REAL,
     Array,
     Namespace,
-    dtype_name,
+    asked_dtype,
     dtype_of,
     floating_names,
     library_of_namespace,
@@ -53,12 +53,7 @@ def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
     """From host numbers to arrays of a library: ``xp`` its namespace, ``dtype`` a name or a dtype of it."""
     library = library_of_namespace(xp)
     space = library.namespace
-    if isinstance(dtype, str):
-        name = dtype
-    elif isinstance(dtype, type):  # numpy.float32 and jax.numpy.float32 are classes
-        name = dtype.__name__
-    else:
-        name = dtype_name(dtype)
+    name = asked_dtype(dtype)
     allowed = floating_names(library.name)
     if name == "longdouble" and name in allowed:
         name = numpy.dtype(name).name

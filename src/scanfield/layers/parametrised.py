@@ -33,6 +33,18 @@ class Parametrised:
         """The number of blocks, for a layer that is a row of blocks."""
         self._values: dict[str, Array] = {}
         self._frozen: set[str] = set()
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """One layer in two places would have one parameter under two names, of which the last one set is kept."""
+        places: dict[int, str] = {}
+        for place, layer in self.named_layers():
+            first = places.setdefault(id(layer), place)
+            if first != place and layer.parameters:
+                raise ArgumentError(
+                    f"{place}: the layer that stands at {first} too; make a layer for each place, as each has parameters "
+                    "of its own"
+                )
 
     # -- parameters ------------------------------------------------------------------------------------------
 
