@@ -172,6 +172,8 @@ class Helmholtz:
             raise ArgumentError(
                 f"wavenumber = {self.reference:.3g}: at most {_FASTEST:g}, or its powers overflow"
             )
+        if self.layer is not None and self.reference == 0.0:
+            raise ArgumentError("wavenumber: its real part is zero; a PML absorbs waves, and there are none")
         self.source_size = float(np.max(np.abs(f)))
         size = 0.0
         found_complex = any(v.dtype.kind == "c" for v in (k, f)) or self.layer is not None

@@ -116,6 +116,7 @@ def train(
     counts = {"resample": resample, "patience": patience, "record": record}
     counts |= {"checkpoint_every": checkpoint_every}
     _check(problem, network, weights, adaptive, tolerance, counts)
+    _check_callbacks(callbacks)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
     stages = resolve(optimizer, iterations, network)
@@ -191,3 +192,10 @@ def _check(
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ArgumentError(
+            f"callbacks = {callbacks!r:.60}: a sequence of functions is expected, callbacks=[function]"
+        )
