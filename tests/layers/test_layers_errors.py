@@ -135,20 +135,6 @@ def test_a_sequence_of_no_layers_or_of_something_else():
         layers.Sequential(3)
 
 
-def test_a_layer_stands_in_one_place():
-    """Set twice under two names, a parameter kept the last array, and nobody was told."""
-    linear, mixer = layers.Linear(4, 4), layers.MambaBlock(4)
-    for call, words in (
-        (
-            lambda: layers.Sequential(linear, layers.Sequential(linear)),
-            r"^1\.0: the layer that stands at 0 too",
-        ),
-        (lambda: layers.LanguageModel(9, 4, [mixer, mixer]), "the layer that stands at "),
-    ):
-        with pytest.raises(ArgumentError, match=words):
-            call()
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -349,8 +349,17 @@ class Layer(Parametrised, ABC):
     def gradients(
         self, run: Run, value: Value, x: Array, found: Mapping[int, Array]
     ) -> tuple[Array | None, State | None, dict[str, Array]]:
-        """By name, in the shapes and dtypes of what they belong to; 0 where nothing depends on it."""
+        """By name, in the shapes and dtypes of what they belong to; 0 where nothing depends on it.
+
+        A parameter with several names has its whole gradient under each: a step by it is the same step.
+        """
         xp = run.xp
+        found = dict(found)
+        for names in self.shared():
+            leaves = [run.leaves[name].index for name in names if name in run.leaves]
+            parts = [found[index] for index in leaves if index in found]
+            if parts:
+                found |= dict.fromkeys(leaves, sum(parts[1:], start=parts[0]))
 
         def of(leaf: Value | None, like: Array) -> Array:
             array = None if leaf is None else found.get(leaf.index)

@@ -33,18 +33,6 @@ class Parametrised:
         """The number of blocks, for a layer that is a row of blocks."""
         self._values: dict[str, Array] = {}
         self._frozen: set[str] = set()
-        self._check_places()
-
-    def _check_places(self) -> None:
-        """One layer in two places would have one parameter under two names, of which the last one set is kept."""
-        places: dict[int, str] = {}
-        for place, layer in self.named_layers():
-            first = places.setdefault(id(layer), place)
-            if first != place and layer.parameters:
-                raise ArgumentError(
-                    f"{place}: the layer that stands at {first} too; make a layer for each place, as each has parameters "
-                    "of its own"
-                )
 
     # -- parameters ------------------------------------------------------------------------------------------
 
@@ -103,6 +91,13 @@ class Parametrised:
             yield joined(prefix, name), self, name
         for name, child in self.children.items():
             yield from child.owners(joined(prefix, name))
+
+    def shared(self) -> list[list[str]]:
+        """The names of each parameter that has several, as its layer stands in several places."""
+        names: dict[tuple[int, str], list[str]] = {}
+        for full, owner, name in self.owners():
+            names.setdefault((id(owner), name), []).append(full)
+        return [given for given in names.values() if len(given) > 1]
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """All layers in this one by dotted name, itself first under the name ``""``."""
