@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from scanfield.dispatch import Call, Grads
+from scanfield.dispatch import Call, Grads, operation_of
+from scanfield.errors import StateError
 from scanfield_torch.plain import batched_gradients, plain_gradients
 from scanfield_torch.transforms import is_batched, transform_reason
 
@@ -31,9 +32,11 @@ class Gradients:
     def keep(self, ctx: Any, call: Call, residuals: tuple[Tensor, ...]) -> None:
         """Save a call and its residuals: tensors where autograd watches them, the rest beside."""
         at = self._index
-        ctx.save_for_backward(*call.arrays[:at], *call.arrays[at + 1 :], *residuals)
+        tensors = (*call.arrays[:at], *call.arrays[at + 1 :])
+        ctx.save_for_backward(*tensors, *residuals)
+        ctx.shapes = [None if x is None else x.shape for x in tensors]
         ctx.call = Call(call.operation, (call.arrays[at],), call.options, call.compute)
-        ctx.count = len(call.arrays) - 1
+        ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
 
     def pull(
@@ -42,6 +45,8 @@ class Gradients:
         """The gradient of each array of the call that needs one, in its dtype."""
         saved, at = ctx.saved_tensors, self._index
         tensors, residuals = saved[: ctx.count], saved[ctx.count :]
+        if [None if x is None else x.shape for x in tensors] != ctx.shapes:
+            raise _changed(ctx, tensors, at)
         arrays = (*tensors[:at], *ctx.call.arrays, *tensors[at:])
         if d_output is None and d_final_state is None:
             return (None,) * len(arrays)
@@ -65,6 +70,17 @@ class Gradients:
         return tuple(
             [None if grad is None else as_gradient(grad, x) for grad, x in zip(grads, arrays, strict=True)]
         )
+
+
+def _changed(ctx: Any, tensors: Sequence[Tensor | None], at: int) -> StateError:
+    """No version counts an assignment to ``.data``, and kernels would read what lies beside it."""
+    entries = operation_of(ctx.call).inputs
+    told = [
+        f"{entry.name}: shape {tuple(x.shape)}, but {tuple(shape)} when the scan ran"
+        for entry, x, shape in zip((*entries[:at], *entries[at + 1 :]), tensors, ctx.shapes, strict=True)
+        if x is not None and x.shape != shape
+    ]
+    return StateError(f"{'; '.join(told)}; its data were exchanged before the backward pass")
 
 
 def gradients_again(

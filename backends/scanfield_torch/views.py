@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 import torch
 
-from scanfield.dispatch import Call
+from scanfield.dispatch import Call, operation_of
+from scanfield.errors import StateError
 from scanfield_torch.kernels import no_view
 
 Tensor = torch.Tensor
@@ -61,11 +62,30 @@ def array_of(tensor: Tensor | None, *, borrowed: bool = False) -> Any:
     """
     if tensor is None:
         return None
+    if not tensor.untyped_storage().nbytes() and tensor.numel():
+        raise _freed(tensor)
     if borrowed or issubclass(type(tensor), _PARAMETER) or issubclass(type(tensor._base), _PARAMETER):
         return _borrowed(tensor)
     if tensor.dtype is torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy(force=True)  # detached; resolved, if it has such a bit
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether the storage ends before the tensor does."""
+    if not tensor.numel():
+        return False
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = tensor.element_size() * (tensor.storage_offset() + steps + 1)
+    return tensor.untyped_storage().nbytes() < end
+
+
+def _freed(tensor: Tensor) -> StateError:
+    """NumPy would look at other memory, or at none."""
+    return StateError(
+        f"a tensor of shape {tuple(tensor.shape)} whose memory was freed, as FSDP does with parameters between two uses; "
+        "gather it first (unshard, summon_full_params), and keep it until the backward pass is done"
+    )
 
 
 def _borrowed(tensor: Tensor) -> Any:
@@ -77,6 +97,8 @@ def _borrowed(tensor: Tensor) -> Any:
     size = tensor.element_size()
     strides = [size * step for step in tensor.stride()]
     reach = size + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    if _is_freed(tensor):
+        raise _freed(tensor)
     memory: Any = (ctypes.c_char * reach).from_address(tensor.data_ptr())
     memory.owner = tensor
     return numpy.ndarray(shape, kind, memory, strides=strides)
@@ -107,10 +129,20 @@ def _row_major(array: Any) -> Any:
 
 def on_arrays(call: Call, *, borrowed: bool = False) -> Call:
     """A call on tensors as one on arrays."""
-    arrays = tuple(
-        [x if x is None or type(x) is tuple else array_of(x, borrowed=borrowed) for x in call.arrays]
-    )
+    try:
+        arrays = tuple(
+            [x if x is None or type(x) is tuple else array_of(x, borrowed=borrowed) for x in call.arrays]
+        )
+    except StateError:
+        raise _named(call) from None
     return Call(call.operation, arrays, call.options, call.compute)
+
+
+def _named(call: Call) -> StateError:
+    """The error for the tensors of a call that were freed."""
+    given = zip(operation_of(call).inputs, call.arrays, strict=True)
+    freed = {entry.name: x for entry, x in given if isinstance(x, Tensor) and _is_freed(x)}
+    return StateError(f"{', '.join(freed)}: {_freed(next(iter(freed.values())))}")
 
 
 def on_shapes(call: Call) -> Call:

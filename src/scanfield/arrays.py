@@ -139,6 +139,13 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+def asked_dtype(dtype: Any) -> str:
+    """The name of a dtype that a user gives: a name, a dtype, or a class, as ``numpy.float32`` and ``jax.numpy.float32``."""
+    if isinstance(dtype, str):
+        return dtype
+    return dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype)
+
+
 def dtype_of(xp: Namespace, name: str) -> Any:
     """The dtype called ``name`` in a namespace."""
     found = getattr(xp, name, None)
@@ -160,12 +167,25 @@ def check_floating(array: Array, argument: str, *, complex_allowed: bool) -> str
     name = dtype_name(array.dtype)
     if name in REAL or (complex_allowed and name in COMPLEX):
         return name
-    allowed = ", ".join(REAL[:4] + (COMPLEX[:2] if complex_allowed else ()))
+    library = library_of(array, argument).name
+    allowed = ", ".join(floating_names(library) + (_complex_names(library) if complex_allowed else ()))
     if name in COMPLEX:
         mend = "pass its real part"
     else:
-        mend = f"cast it first: {argument} = {_floating_line(argument, library_of(array, argument).name)}"
+        mend = f"cast it first: {argument} = {_floating_line(argument, library)}"
     raise DtypeError(f"{argument}: dtype {name} is not taken; allowed are {allowed}; {mend}")
+
+
+def floating_names(library: str) -> tuple[str, ...]:
+    """Of the real dtypes that are taken. The bits of ``longdouble``, and so its other name, are the machine's."""
+    return REAL[:4] + (("longdouble",) if library in _EXTENDED else ())
+
+
+def _complex_names(library: str) -> tuple[str, ...]:
+    return COMPLEX[:2] + (("clongdouble",) if library in _EXTENDED else ())
+
+
+_EXTENDED = ("numpy", "dask")
 
 
 def _floating_line(name: str, library: str) -> str:

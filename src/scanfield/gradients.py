@@ -12,6 +12,7 @@ from scanfield.arrays import Array, current_device_of, device_of, dtype_name, dt
 from scanfield.dispatch import registry
 from scanfield.dispatch.report import format_table
 from scanfield.errors import ArgumentError
+from scanfield.keywords import check_no_more
 from scanfield.scans.canonical import quiet
 from scanfield.scans.surface import Bound, ScanResult, bind
 
@@ -79,7 +80,11 @@ def vjp(
         output, state, residuals, chosen = registry.save(prepared.call, bound.method)
         result = ScanResult(prepared.output(output), prepared.state(state))
 
-    def pullback(d_output: Array | None = None, d_final_state: Array | None = None) -> dict[str, Array]:
+    def pullback(
+        d_output: Array | None = None, d_final_state: Array | None = None, *more: Any, **others: Any
+    ) -> dict[str, Array]:
+        if more or others:
+            check_no_more("pullback", ("d_output", "d_final_state"), more, others)
         if d_output is None and d_final_state is None:
             raise ArgumentError("pullback: d_output or d_final_state is needed, both are None")
         with current_device_of(main):

@@ -72,11 +72,13 @@ def test_python_m_scanfield_is_the_command(arguments):
     assert done.stdout
 
 
-def test_a_missing_command_is_status_2(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
+def test_a_missing_command_is_status_2_and_told_which_there_are(capsys):
+    assert main([]) == 2
+    told = capsys.readouterr()
+    assert not told.out
+    listed = {line.split()[0] for line in told.err.splitlines() if line.startswith("    ")}
+    assert listed >= set(parsers()[1])
+    assert "scanfield check   " in told.err
 
 
 def test_version(capsys):

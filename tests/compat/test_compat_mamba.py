@@ -271,6 +271,7 @@ def split(zxbcdt=None, **changes):
     ("call", "error", "text"),
     [
         (lambda: compat.causal_conv1d_fn(ROW, np.ones((3, 2))), scanfield.ShapeError, "weight: shape"),
+        (lambda: compat.causal_conv1d_fn(np.ones(3), np.ones((3, 2))), scanfield.ShapeError, r"\(3,\) has 1 axis; exp"),
         (lambda: compat.causal_conv1d_fn(ROW, np.ones((2, 2)), activation="gelu"), scanfield.ArgumentError, "activation"),
         (
             lambda: compat.causal_conv1d_fn(ROW, np.ones((2, 2)), final_states_out=np.ones((1, 2, 1))),

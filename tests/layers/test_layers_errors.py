@@ -85,6 +85,7 @@ def test_tokens_are_integers(library: Library):
         (SimpleNamespace(zeros=None), "float32", ArgumentError, "no array namespace"),
         (np, "int32", DtypeError, "dtype: int32; allowed are float16"),
         (np, "complex64", DtypeError, "dtype: complex64; allowed are"),
+        (np, float, DtypeError, "dtype: float; allowed are"),
     ],
 )
 def test_parameters_of_no_library_or_dtype(xp: Any, dtype: str, error: type[Exception], words: str):
@@ -92,6 +93,22 @@ def test_parameters_of_no_library_or_dtype(xp: Any, dtype: str, error: type[Exce
     with pytest.raises(error, match=words):
         layer.init(0, xp, dtype=dtype)
     still_empty(layer)
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", np.longdouble, np.dtype("longdouble"), np.float64], ids=repr)
+def test_parameters_in_a_dtype_of_numpy(dtype: Any):
+    """A class of scalars was no dtype, and longer numbers were rounded to float32."""
+    made = layers.Linear(3, 2).init(0, np, dtype=dtype).named_parameters()["weight"]
+    assert made.dtype == np.dtype(dtype)
+    assert np.array_equal(made, layers.Linear(3, 2).init(0, np, dtype="float64").named_parameters()["weight"])
+
+
+def test_parameters_in_a_class_of_the_library(library: Library):
+    made = layers.Linear(3, 2).init(0, library.xp, library.device, dtype=library.xp.float32)
+    assert made.named_parameters()["weight"].dtype == library.xp.float32
+    if library.name not in ("numpy", "readonly", "dask"):
+        with pytest.raises(DtypeError, match=r"dtype: float128; allowed are .*float64$"):
+            layers.Linear(3, 2).init(0, library.xp, library.device, dtype="float128")
 
 
 def test_parameters_are_adopted_all_or_none():
@@ -116,3 +133,18 @@ def test_a_sequence_of_no_layers_or_of_something_else():
         layers.Sequential()
     with pytest.raises(ArgumentError, match="layers: 0 is int; allowed are layers"):
         layers.Sequential(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: layers.Linear(2, 2, bias="no"), "bias: 'no'; allowed are True and False"),
+        (lambda: layers.CausalConv1d(2, bias=np.ones(2)), "bias: array"),
+        (lambda: layers.GatedMLP(2, 2, fused=None), "fused: None; allowed are True and False"),
+        (lambda: layers.LanguageModel(9, 4, [layers.MambaBlock(4)], tied="no"), "tied: 'no'; allowed"),
+        (lambda: layers.LanguageModel(9, 4, iter([layers.MambaBlock(4)])), "mixers: <list_iterator"),
+    ],
+)
+def test_what_is_true_only_to_python_is_no_flag(call: Any, words: str):
+    with pytest.raises(ArgumentError, match=words):
+        call()

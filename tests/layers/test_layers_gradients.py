@@ -9,7 +9,14 @@ import pytest
 from arrays import Library, deviation, same_bits
 from layer_cases import CASES, PACKED, Case
 
-from scanfield.layers import causal_conv1d, causal_conv1d_step, causal_conv1d_vjp
+from scanfield.layers import (
+    Activated,
+    Linear,
+    Sequential,
+    causal_conv1d,
+    causal_conv1d_step,
+    causal_conv1d_vjp,
+)
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
 ON_JAX = {"mamba": "float64", "gdn2": "float64", "language model: untied": "float64"}
@@ -198,3 +205,25 @@ def test_convolution_by_steps():
         y, state = causal_conv1d_step(state, x[:, t], weight, activation="silu")
         assert deviation(y, want.output[:, t]) <= 1e-15
     assert same_bits(state, want.final_state)
+
+
+def test_a_layer_in_several_places_has_its_whole_gradient_under_each_name():
+    """Each name had the part of its place, and of two steps by names the last alone was kept."""
+    draw = np.random.default_rng(0)
+    inner = Linear(3, 3)
+    layer = Sequential(inner, Activated("silu"), Sequential(inner)).init(0, np, dtype="float64")
+    x, d_output, way = (
+        draw.standard_normal((2, 4, 3)),
+        draw.standard_normal((2, 4, 3)),
+        draw.standard_normal((3, 3)),
+    )
+    gradients = layer.vjp(x)[1](d_output)[2]
+    assert list(gradients) == ["0.weight", "0.bias", "2.0.weight", "2.0.bias"]
+    weight = layer.named_parameters()["0.weight"]
+    ends = []
+    for step in (1e-5, -1e-5):
+        layer.set_parameter("0.weight", weight + step * way)
+        ends.append(np.sum(layer(x).output * d_output))
+    for name in ("0.weight", "2.0.weight"):
+        assert np.sum(gradients[name] * way) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-7)
+    assert np.array_equal(gradients["0.bias"], gradients["2.0.bias"])

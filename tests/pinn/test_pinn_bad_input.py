@@ -35,6 +35,8 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
         (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
         (lambda: pinn.FourierFeatures(frequencies=[[1.0, np.nan]]), ShapeError, "expected finite numbers"),
+        (lambda: pinn.Helmholtz(LINE, 0.0, boundary=pinn.PML(0.2)), ArgumentError, "its real part is zero; a PML"),
+        (lambda: pinn.Helmholtz(LINE, 2j, boundary=pinn.PML(0.2)), ArgumentError, "wavenumber: its real part"),
         (lambda: pinn.PML(0.1, reflection=1.0), ArgumentError, "reflection = 1.0"),
         (lambda: pinn.Interface(LINE, where="left"), ArgumentError, "where = 'left'"),
         (lambda: pinn.Interface(pinn.PointSet([[0.5]])), ArgumentError, "region: a PointSet has no rim"),
@@ -56,6 +58,11 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, 1.0, 1e200), ArgumentError, "the equation has the size 1e.200"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale=1e-200), ArgumentError, "the field has the size 1e-200"),
         (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),
+        (lambda: pinn.Helmholtz(LINE, k=1.0), ArgumentError, "Helmholtz: unknown keyword 'k'; it takes domain, wave"),
+        (lambda: pinn.Helmholtz(LINE), ArgumentError, "Helmholtz: missing a required argument: 'wavenumber'; it takes"),
+        (lambda: pinn.train(1, 2, n_points=3), ArgumentError, "train: unknown keyword 'n_points'; did you mean 'points'"),
+        (lambda: pinn.Network.create(pinn.RawCoordinates(1), widths=3), ArgumentError, "Network.create: unknown keyword"),
+        (lambda: pinn.FourierFeatures(1, 2, scales=1.0), ArgumentError, "FourierFeatures: .* did you mean 'scale'"),
         (lambda: pinn.Helmholtz(pinn.Interval(0, 1e200), 1.0), ArgumentError, "its size is 1e"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -63,6 +70,43 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 def test_named(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("callbacks", [print, [3], "ab", None], ids=repr)
+def test_callbacks_that_are_no_functions_are_refused_before_training(callbacks):
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    with pytest.raises(ArgumentError, match=r"^callbacks = .*: a sequence of functions"):
+        pinn.train(problem, network, points=5, iterations=1, progress=False, callbacks=callbacks)
+
+
+def test_a_function_that_writes_to_its_argument_moves_no_point():
+    def spoils(x, normals=None):
+        found = x[:, 0] + 1.0
+        x[...] = 7.0
+        return found
+
+    def spoils_both(x, normals):
+        normals[...] = 0.0
+        return spoils(x)
+
+    made = [
+        pinn.Helmholtz(LINE, k, source, pinn.Neumann(value))
+        for k, source, value in ((spoils, spoils, spoils_both), *[(lambda x: x[:, 0] + 1.0,) * 3])
+    ]
+    drawn = [problem.terms(problem.draw(9)) for problem in made]
+    for spoilt, term in zip(*drawn, strict=True):
+        assert np.array_equal(spoilt.target, term.target)
+        for got, want in zip(spoilt.pieces, term.pieces, strict=True):
+            for x, y in zip(got, want, strict=True):
+                assert x is y is None or np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32")], ids=repr)
+def test_a_dtype_by_name_or_as_the_library_has_it(dtype):
+    """A dtype that equals its own name was taken for one, and failed as an attribute of NumPy."""
+    assert pinn.Network.create(pinn.RawCoordinates(1), dtype=dtype).dtype == "float32"
+    assert pinn.Workspace(4, 2, [3], dtype=dtype).dtype == "float32"
 
 
 def test_points_that_are_no_real_numbers_are_refused(tmp_path):

@@ -350,3 +350,22 @@ def test_bad_input_is_named():
     for call, error, words in cases:
         with pytest.raises(error, match=words):
             call()
+
+
+@pytest.mark.parametrize(
+    "end", [pinn.Sommerfeld(where="right"), pinn.PML(0.3, where="right")], ids=["rim", "layer"]
+)
+@pytest.mark.parametrize("k", [K, lambda x: K + x[:, 0]], ids=["number", "function"])
+def test_a_negative_wavenumber_is_the_other_time_convention(end, k):
+    """Of the conjugate field every residual is the conjugate one; a layer took the size of k and let waves in."""
+    turned = (lambda x: -k(x)) if callable(k) else -k
+    ahead, back = (wave_network(weights=((1.0, 0.2), (0.3 * s, s))) for s in (1.0, -1.0))
+    given = [
+        raw(
+            pinn.Helmholtz(pinn.Interval(0, 1), way, boundary=[pinn.Dirichlet(1.0, where="left"), end]),
+            network,
+        )
+        for way, network in ((k, ahead), (turned, back), (k, back))
+    ]
+    assert given[0] == pytest.approx(given[1], rel=1e-12)
+    assert given[0] != pytest.approx(given[2], rel=1e-3)

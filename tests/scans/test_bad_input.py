@@ -577,3 +577,30 @@ def test_calls_that_cannot_be_read(call: Any, error: type[ScanfieldError], words
     with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("op", "name"), [("linear_scan", "a"), ("gdn2", "query")])
+def test_the_dtypes_that_are_named_are_taken_and_no_others(library: Library, op: str, name: str):
+    """longdouble was taken and not named."""
+    inputs = op_inputs(op, f"{op} dtypes")
+    with pytest.raises(DtypeError) as told:
+        operation(op)(**library.arrays(inputs | {name: inputs[name].astype(np.int64)}))
+    named = str(told.value).split("allowed are ")[1].split(";")[0].split(", ")
+    assert ("complex64" in named) == (op == "linear_scan")
+    assert ("longdouble" in named) == (library.name in ("numpy", "readonly", "dask"))
+    if library.name == "numpy":
+        for dtype in (
+            "float16",
+            "float32",
+            "float64",
+            "longdouble",
+            "complex64",
+            "complex128",
+            "clongdouble",
+        ):
+            arrays = {n: x.astype(dtype) for n, x in inputs.items()}
+            if dtype in named:
+                assert operation(op)(**arrays).output.dtype == dtype
+            else:
+                with pytest.raises(DtypeError, match="allowed are"):
+                    operation(op)(**arrays)

@@ -11,6 +11,8 @@ from checks import operation
 from examples import BASE, METHODS, OPERATIONS, op_inputs
 
 import scanfield
+from scanfield import layers
+from scanfield.errors import ArgumentError
 
 
 def inputs_of(library: Library, op: str) -> dict[str, Any]:
@@ -196,3 +198,23 @@ def test_a_planted_wrong_gradient_is_shown(library: Library, monkeypatch, wrong:
     assert clean.worst < 1e-7
     assert errors.pop(wrong) > 1e-5
     assert report.worst > 1e-5 and max(errors.values()) < 1e-7
+
+
+WRONG = [
+    ((), {"d_out": 1}, "pullback: unknown keyword 'd_out'; did you mean 'd_output'[?] it takes d_output, "),
+    ((1, 2, 3), {}, "pullback: 3 arguments came; it takes 2: d_output, "),
+    ((), {}, "pullback: d_output or .* is needed, both are None"),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "words"), WRONG)
+def test_a_pullback_that_is_called_in_another_way(args, kwargs, words):
+    x = np.full((1, 4, 2), 0.5)
+    made = [
+        scanfield.vjp(scanfield.linear_scan, x, x),
+        layers.causal_conv1d_vjp(x, x[0].T),
+        layers.Linear(2, 3).init(0, np, dtype="float64").vjp(x),
+    ]
+    for _, pullback in made:
+        with pytest.raises(ArgumentError, match=words):
+            pullback(*args, **kwargs)

@@ -16,6 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
     parser, _ = parsers()
     arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         status: int = arguments.run(arguments)
     except ScanfieldError as error:
@@ -51,7 +54,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"scanfield {scanfield.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in (info, check, bench, helmholtz, demo):
         command.add_parser(commands)
     return parser, dict(commands.choices)

@@ -22,7 +22,7 @@ from scanfield.arrays import (
 )
 from scanfield.errors import ArgumentError, BackendError, ShapeError
 from scanfield.scans import packing
-from scanfield.scans.canonical import quiet
+from scanfield.scans.canonical import axes_text, quiet
 from scanfield.scans.selective_forms import sigmoid
 
 
@@ -40,7 +40,7 @@ def check_rank(array: Array, name: str, *layouts: str) -> None:
         library_of(array, name)  # raises: no array
     elif len(shape) not in {len(layout.split()) for layout in layouts}:
         allowed = " or ".join(f"({', '.join(layout.split())})" for layout in layouts)
-        raise ShapeError(f"{name}: shape {tuple(shape)} has {len(shape)} axes; expected {allowed}")
+        raise ShapeError(f"{name}: shape {tuple(shape)} has {axes_text(len(shape))}; expected {allowed}")
 
 
 def check_shape(array: Array, name: str, **sizes: int) -> None:

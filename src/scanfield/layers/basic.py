@@ -17,6 +17,7 @@ from scanfield.layers.parameters import Parameter
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
 from scanfield.lrp.rules import LINEAR_RULES
+from scanfield.scans.surface import check_flag
 
 
 class Linear(Layer):
@@ -35,7 +36,7 @@ class Linear(Layer):
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         sizes(inputs=inputs, outputs=outputs)
         own = {"weight": Parameter((outputs, inputs), drawing.Weight(inputs))}
-        if bias:
+        if check_flag(bias, "bias"):
             own["bias"] = Parameter((outputs,), drawing.Bias(inputs, linear=True))
         super().__init__(own)
 
@@ -108,7 +109,7 @@ class CausalConv1d(Layer):
     def __init__(self, channels: int, width: int = 4, *, bias: bool = True) -> None:
         sizes(channels=channels, width=width)
         own = {"weight": Parameter((channels, 1, width), drawing.Weight(width))}
-        if bias:
+        if check_flag(bias, "bias"):
             own["bias"] = Parameter((channels,), drawing.Bias(width))
         super().__init__(own, carries=("conv",))
 

@@ -11,6 +11,7 @@ from scanfield.layers.linear import Matrix
 from scanfield.layers.mlp import MixerAndMLP
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
+from scanfield.scans.surface import check_flag
 
 
 class LanguageModel(Layer):
@@ -52,10 +53,9 @@ class LanguageModel(Layer):
         epsilon: float = 1e-5,
     ) -> None:
         sizes(vocabulary=vocabulary, width=width)
-        if not mixers or not all(isinstance(mixer, Layer) for mixer in mixers):
-            raise ArgumentError(f"mixers: {mixers!r}; allowed is a sequence of at least one layer")
+        _check_mixers(mixers)
         _check_mlps(mlps, len(mixers))
-        self.tied = tied
+        self.tied = check_flag(tied, "tied")
         blocks: list[Layer]
         if mlps is None:
             blocks = [
@@ -81,6 +81,11 @@ class LanguageModel(Layer):
         if self.tied:
             return run.one(Matrix(), x, run.parameter("embedding.weight"), None)
         return run.layer("lm_head", self.children["lm_head"], x)
+
+
+def _check_mixers(mixers: object) -> None:
+    if not (isinstance(mixers, Sequence) and mixers and all(isinstance(mixer, Layer) for mixer in mixers)):
+        raise ArgumentError(f"mixers: {mixers!r}; allowed is a sequence of at least one layer")
 
 
 def _check_mlps(mlps: object, count: int) -> None:

@@ -24,6 +24,7 @@ from scanfield.arrays import (
     widest,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.keywords import check_no_more
 from scanfield.layers.convolution import Bounds, read_bounds
 from scanfield.layers.explain import Composite, LayerRelevance, Walked, report_of, walk
 from scanfield.layers.parametrised import Parametrised
@@ -120,8 +121,12 @@ class Layer(Parametrised, ABC):
         result = self.finish(run, last, x)
 
         def pullback(
-            d_output: Array | None = None, d_state: Mapping[str, Array] | None = None
+            d_output: Array | None = None,
+            d_state: Mapping[str, Array] | None = None,
+            *more: Any,
+            **others: Any,
         ) -> tuple[Array | None, State | None, dict[str, Array]]:
+            check_no_more("pullback", ("d_output", "d_state"), more, others)
             found = self.pull(run, last, d_output, d_state)
             return self.gradients(run, value, x, found)
 
@@ -344,8 +349,17 @@ class Layer(Parametrised, ABC):
     def gradients(
         self, run: Run, value: Value, x: Array, found: Mapping[int, Array]
     ) -> tuple[Array | None, State | None, dict[str, Array]]:
-        """By name, in the shapes and dtypes of what they belong to; 0 where nothing depends on it."""
+        """By name, in the shapes and dtypes of what they belong to; 0 where nothing depends on it.
+
+        A parameter with several names has its whole gradient under each: a step by it is the same step.
+        """
         xp = run.xp
+        found = dict(found)
+        for names in self.shared():
+            leaves = [run.leaves[name].index for name in names if name in run.leaves]
+            parts = [found[index] for index in leaves if index in found]
+            if parts:
+                found |= dict.fromkeys(leaves, sum(parts[1:], start=parts[0]))
 
         def of(leaf: Value | None, like: Array) -> Array:
             array = None if leaf is None else found.get(leaf.index)

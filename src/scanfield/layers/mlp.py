@@ -9,6 +9,7 @@ from scanfield.layers.functions import Activation, Gate, Split, Sum
 from scanfield.layers.layer import Layer
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
+from scanfield.scans.surface import check_flag
 
 
 class GatedMLP(Layer):
@@ -36,7 +37,7 @@ class GatedMLP(Layer):
 
     def __init__(self, width: int, hidden: int, *, fused: bool = True, bias: bool = False) -> None:
         sizes(width=width, hidden=hidden)
-        self.fused = bool(fused)
+        self.fused = check_flag(fused, "fused")
         self.halves = Split((hidden, hidden))
         first = {"fc1": 2 * hidden} if self.fused else {"gate_proj": hidden, "up_proj": hidden}
         last = "fc2" if self.fused else "down_proj"

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import REAL, Array, Namespace, dtype_name, dtype_of, library_of_namespace
+from scanfield.arrays import (
+    REAL,
+    Array,
+    Namespace,
+    asked_dtype,
+    dtype_of,
+    floating_names,
+    library_of_namespace,
+)
 from scanfield.errors import DtypeError
 
 SCHEMES = ("uniform", "normal", "mamba_ssm", "zeros")
@@ -45,9 +53,12 @@ def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
     """From host numbers to arrays of a library: ``xp`` its namespace, ``dtype`` a name or a dtype of it."""
     library = library_of_namespace(xp)
     space = library.namespace
-    name = dtype if isinstance(dtype, str) else dtype_name(dtype)
-    if name not in REAL:
-        raise DtypeError(f"dtype: {name}; allowed are {', '.join(REAL[:4])}")
+    name = asked_dtype(dtype)
+    allowed = floating_names(library.name)
+    if name == "longdouble" and name in allowed:
+        name = numpy.dtype(name).name
+    if name not in REAL or (name == "float128" and "longdouble" not in allowed):
+        raise DtypeError(f"dtype: {name}; allowed are {', '.join(allowed)}")
     try:
         target = dtype_of(space, name) if isinstance(dtype, str) else dtype
     except TypeError:
@@ -58,7 +69,7 @@ def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
 
     def make(values: Any) -> Array:
         # Half precision by way of float32: not every library makes it of float64.
-        host = values.astype(numpy.float64 if name == "float64" else numpy.float32)
+        host = values.astype(numpy.float64 if name in ("float64", "float128") else numpy.float32)
         array = space.asarray(host, **place)
         return array if array.dtype == target else space.astype(array, target)
 

@@ -92,6 +92,13 @@ class Parametrised:
         for name, child in self.children.items():
             yield from child.owners(joined(prefix, name))
 
+    def shared(self) -> list[list[str]]:
+        """The names of each parameter that has several, as its layer stands in several places."""
+        names: dict[tuple[int, str], list[str]] = {}
+        for full, owner, name in self.owners():
+            names.setdefault((id(owner), name), []).append(full)
+        return [given for given in names.values() if len(given) > 1]
+
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """All layers in this one by dotted name, itself first under the name ``""``."""
         yield prefix, self

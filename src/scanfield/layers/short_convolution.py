@@ -7,6 +7,7 @@ from typing import Any
 
 from scanfield.arrays import Array, cast, check_floating, check_same_library, dtype_of, widest
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import check_no_more
 from scanfield.layers.convolution import Convolution, read_bounds
 from scanfield.layers.elementary import sigmoid
 from scanfield.layers.tape import Saved
@@ -152,7 +153,10 @@ def causal_conv1d_vjp(
         y = outputs[0] if sigma is None else outputs[0] * sigma
     result = ScanResult(cast(xp, y, x.dtype), outputs[1])
 
-    def pullback(d_output: Array | None = None, d_final_state: Array | None = None) -> dict[str, Array]:
+    def pullback(
+        d_output: Array | None = None, d_final_state: Array | None = None, *more: Any, **others: Any
+    ) -> dict[str, Array]:
+        check_no_more("pullback", ("d_output", "d_final_state"), more, others)
         if d_output is None and d_final_state is None:
             raise ArgumentError("pullback: d_output or d_final_state is needed, both are None")
         for name, d, like in (("d_output", d_output, y), ("d_final_state", d_final_state, outputs[1])):

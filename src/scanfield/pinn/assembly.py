@@ -49,7 +49,7 @@ def equation_term(problem: Helmholtz, x: np.ndarray) -> Term:
     squared, depends = _squared(problem, x)
     first: np.ndarray | None = None
     if problem.layer is not None:
-        second, first = problem.layer.coefficients(problem.domain, x, problem.reference)
+        second, first = problem.layer.coefficients(problem.domain, x, problem.outward * problem.reference)
     else:
         # A collapsed Laplacian is one block of the jet, whatever d is.
         second = np.ones((n, 1))

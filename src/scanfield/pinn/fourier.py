@@ -22,6 +22,7 @@ from typing import Any
 import numpy
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 
 Host = numpy.ndarray[Any, Any]
 
@@ -133,6 +134,7 @@ class FourierFeatures(Embedding):
     True
     """
 
+    @advised
     def __init__(
         self,
         dimensions: int | None = None,

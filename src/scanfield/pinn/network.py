@@ -23,6 +23,7 @@ import numpy
 from scanfield.arrays import (
     Array,
     Namespace,
+    asked_dtype,
     check_same_library,
     device_kind,
     device_of,
@@ -32,6 +33,7 @@ from scanfield.arrays import (
     library_of_namespace,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn.activations import check_activation
 from scanfield.pinn.fourier import Embedding, check_count
 
@@ -114,6 +116,7 @@ class Network:
                 )
 
     @classmethod
+    @advised
     def create(
         cls,
         embedding: Embedding,
@@ -123,7 +126,7 @@ class Network:
         activation: str = "tanh",
         seed: int = 0,
         xp: Namespace = numpy,
-        dtype: str = "float64",
+        dtype: Any = "float64",
         device: Any = None,
     ) -> Network:
         """Draw a network: weights normal with variance 2 / (in + out) (Glorot & Bengio 2010, equation 12), biases zero.
@@ -140,7 +143,7 @@ class Network:
             The seed is of NumPy's generator, on the host: every library gets the same numbers.
         xp, dtype, device
             Where the parameters live: a namespace (``numpy``, ``torch``, ``jax.numpy``, ``cupy``), "float32" or
-            "float64", and a device of that library.
+            "float64", by name or as the library's, and a device of that library.
 
         Returns
         -------
@@ -160,6 +163,7 @@ class Network:
         """
         listed = [hidden] if isinstance(hidden, int | numpy.integer) else list(hidden)
         widths = [check_count("hidden", width) for width in listed] + [check_count("outputs", outputs)]
+        dtype = asked_dtype(dtype)
         if dtype not in PRECISIONS:
             raise DtypeError(f"dtype: {dtype!r}; allowed are {' and '.join(PRECISIONS)}")
         library_of_namespace(xp)  # a name instead of the module is told apart here

@@ -25,6 +25,7 @@ import numpy as np
 
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn import assembly
 from scanfield.pinn.absorbing import PML
 from scanfield.pinn.ansatz import hard_ansatz
@@ -75,7 +76,8 @@ class Helmholtz:
         `Interval`, `Box`, `Disk`, `Ball`, `Difference` of them, or a `PointSet`.
     wavenumber
         k (not k^2), in radians per length: a number or a function of x, real or complex; an array on a `PointSet`; or an
-        `Unknown` to be found from data.
+        `Unknown` to be found from data. Its sign is that of the time convention: with exp(-i omega t) waves that leave
+        have k > 0, with exp(+i omega t) they have k < 0, in `Impedance`, `Sommerfeld` and `PML` alike; the equation has k^2.
     source
         f, the same kinds of values.
     boundary
@@ -105,6 +107,7 @@ class Helmholtz:
     ['equation', 'dirichlet left', 'sommerfeld right']
     """
 
+    @advised
     def __init__(
         self,
         domain: Domain,
@@ -164,10 +167,13 @@ class Helmholtz:
         k = self.wavenumber_at(probe)
         f = evaluate("source", self.source, probe, given=self.domain.given)
         self.reference = float(np.max(np.abs(k.real)))
+        self.outward = -1.0 if np.all(k.real < 0) else 1.0  # the sign of k where waves leave
         if self.reference > _FASTEST:
             raise ArgumentError(
                 f"wavenumber = {self.reference:.3g}: at most {_FASTEST:g}, or its powers overflow"
             )
+        if self.layer is not None and self.reference == 0.0:
+            raise ArgumentError("wavenumber: its real part is zero; a PML absorbs waves, and there are none")
         self.source_size = float(np.max(np.abs(f)))
         size = 0.0
         found_complex = any(v.dtype.kind == "c" for v in (k, f)) or self.layer is not None

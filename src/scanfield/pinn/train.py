@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn import checkpoint as storage
 from scanfield.pinn import weights as weighting
@@ -25,6 +26,7 @@ from scanfield.pinn.stages import resolve
 __all__ = ["Callback", "train"]
 
 
+@advised
 def train(
     problem: Helmholtz,
     network: Network,
@@ -114,6 +116,7 @@ def train(
     counts = {"resample": resample, "patience": patience, "record": record}
     counts |= {"checkpoint_every": checkpoint_every}
     _check(problem, network, weights, adaptive, tolerance, counts)
+    _check_callbacks(callbacks)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
     stages = resolve(optimizer, iterations, network)
@@ -128,7 +131,7 @@ def train(
     watched_points = problem.held_out(watched, seed=seed)
     told = diagnose(problem, sample, network, tuple(stage.optimizer for stage in stages))
     for words in told:
-        warnings_module.warn(words, DiagnosisWarning, stacklevel=2)
+        warnings_module.warn(words, DiagnosisWarning, stacklevel=3)
 
     run = Run(problem, network, stages, seed, weights, resample, adaptive, tolerance, patience, record, chunk)
     run.draw = lambda cycle: problem.draw(points, boundary, sampling=sampling, seed=seed, cycle=cycle)
@@ -148,7 +151,7 @@ def train(
         run.go(tick)
     fit = run.fit(tuple(told))
     if fit.warnings != tuple(told):
-        warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=2)
+        warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=3)
     return fit
 
 
@@ -189,3 +192,10 @@ def _check(
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ArgumentError(
+            f"callbacks = {callbacks!r:.60}: a sequence of functions is expected, callbacks=[function]"
+        )

@@ -28,7 +28,9 @@ def evaluate(
     """
     n = x.shape[0]
     if callable(value):
-        found = value(x, normals) if normals is not None and _takes_normals(value) else value(x)
+        # Copies: a function that writes to its argument would move the points.
+        more = (normals.copy(),) if normals is not None and _takes_normals(value) else ()
+        found = value(x.copy(), *more)
         origin = f"{name}(x) for x of shape {x.shape}"
     else:
         found, origin = value, name

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from scanfield.arrays import Array, Namespace, device_of, library_of
+from scanfield.arrays import Array, Namespace, asked_dtype, device_of, library_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.inplace import InPlace
@@ -100,7 +100,7 @@ class Workspace:
         d: int = 1,
         xp: Namespace = numpy,
         device: Any = None,
-        dtype: str = "float32",
+        dtype: Any = "float32",
         *,
         outputs: int = 2,
         raw: int = 0,
@@ -112,6 +112,7 @@ class Workspace:
         self.d = check_count("d", d)
         self.outputs = check_count("outputs", outputs)
         self.raw = check_count("raw", raw, 0)
+        dtype = asked_dtype(dtype)
         if dtype not in PRECISIONS:
             raise DtypeError(f"dtype: {dtype!r}; allowed are {' and '.join(PRECISIONS)}")
         probe = from_host(xp, numpy.zeros(1), dtype, device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 import functools
 import inspect
 import itertools
@@ -15,6 +14,7 @@ import numpy
 from scanfield.arrays import Array, current_device_of, library_of
 from scanfield.dispatch import Call, Operation, Prepared, Record, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield.keywords import unknown_keyword
 from scanfield.scans import packing
 from scanfield.scans.canonical import layout_text, step_layouts
 from scanfield.scans.plans import Plans, key_of
@@ -108,7 +108,7 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
             by_position = positional[: len(args)]
             for keyword in kwargs:
                 if keyword not in known:
-                    raise unknown_keyword(record.name, keyword, known)
+                    raise unknown_keyword(record.name, keyword, known, _ELSEWHERE)
                 if keyword in by_position:
                     _check_binding(record.name, signature, args, kwargs)
             for name in needed:
@@ -128,16 +128,6 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
     return decorate
 
 
-def unknown_keyword(name: str, keyword: str, known: Sequence[str]) -> ArgumentError:
-    """The error for a keyword that nobody reads, with the name that was probably meant."""
-    likely = _ELSEWHERE.get(keyword)
-    if likely not in known:
-        close = difflib.get_close_matches(keyword, known, n=1)
-        likely = close[0] if close else None
-    hint = f"did you mean {likely!r}? " if likely else ""
-    return ArgumentError(f"{name}: unknown keyword {keyword!r}; {hint}it takes {', '.join(known)}")
-
-
 def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> inspect.BoundArguments:
     try:
         return signature.bind(*args, **kwargs)
@@ -151,7 +141,7 @@ def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
     signature = op.signature
     for keyword in kwargs:
         if keyword not in signature.parameters:
-            raise unknown_keyword(record.name, keyword, tuple(signature.parameters))
+            raise unknown_keyword(record.name, keyword, tuple(signature.parameters), _ELSEWHERE)
     bound = _check_binding(record.name, signature, args, kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -228,7 +218,7 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
         for keyword in kwargs:
             if keyword not in known:
-                raise unknown_keyword(f"{record.name}.step", keyword, known)
+                raise unknown_keyword(f"{record.name}.step", keyword, known, _ELSEWHERE)
         # A token is little work, as much as inspect's own binding: that one is asked only for what to complain about.
         given = {**dict(zip(positional, args, strict=False)), **kwargs}
         arguments = {**defaults, **given}
