@@ -86,11 +86,12 @@ def main() -> None:
     torch.manual_seed(0)
     here = slice(100 * rank // size, 100 * (rank + 1) // size)
     scan_of_shards(here)
-    # In functions of their own, so that whatever sends by the group is gone before it.
     losses, loss = train_block(here), train_pinn()
     if rank == 0:
         print(f"{size} ranks: block {losses[0]:.3f} -> {losses[-1]:.3f}, PINN {loss:.1e}")  # noqa: T201
-    dist.barrier()  # the rank that keeps the group's store must not be the first to go
+    # The rank that keeps the group's store must not be the first to go. Not `barrier`: DDP keeps gloo's threads running
+    # until Python ends, and one that lets go of that barrier's tensor then would abort the process (torch 2.13).
+    dist.monitored_barrier()
     dist.destroy_process_group()
 
 
