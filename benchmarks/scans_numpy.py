@@ -410,6 +410,12 @@ def length(quick: bool) -> Iterator[Row]:
         ) | {"bound": _length_in_c(name, arrays, total, quick)}  # fmt: skip
 
 
+def _sequences(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Each sequence of a batch alone; A is that of all."""
+    batch = max(len(x) for name, x in arrays.items() if name != "A")
+    return [{name: x if name == "A" else x[i : i + 1] for name, x in arrays.items()} for i in range(batch)]
+
+
 def _length_in_c(name: str, arrays: dict[int, dict[str, np.ndarray]], total: int, quick: bool) -> str:
     """How even the same loops in C are over these lengths, in a sentence: what is uneven there too is the machine's."""
     try:
@@ -417,7 +423,11 @@ def _length_in_c(name: str, arrays: dict[int, dict[str, np.ndarray]], total: int
             _compiled.loops(_compiled.IEEE),
             {"selective_scan": "selective", "linear_scan": "linear"}.get(name, name),
         )
-        calls = {time: lambda given=given: loop(**given) for time, given in arrays.items()}
+        # Most of C's loops take one sequence: one call for each.
+        rows = {
+            time: [given] if name == "linear_scan" else _sequences(given) for time, given in arrays.items()
+        }
+        calls = {time: lambda given=given: [loop(**x) for x in given] for time, given in rows.items()}
         taken = _timing.rivals(calls, least=0.02 if quick else 0.4, rounds=3 if quick else 5)
     except _compiled.Absent as reason:
         return f"C was not measured: {reason}."
