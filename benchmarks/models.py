@@ -45,7 +45,8 @@ ABOUT = (
     "The bound of a whole model is its own slow path with a recurrence that costs nothing; as convolutions run on scanfield "
     "too, a model may do better. Qwen3-Next has 8 value heads of 64, 4 experts of width 128, two for each token, and one "
     "more for all. A recurrence alone gets the arrays as they lie in its own model: behind scanfield's convolution a "
-    "token's channels side by side, behind the slow path's turned. Models of transformers with random weights, beside their own slow paths; processor time of one thread"
+    "token's channels side by side, behind the slow path's turned. Models of transformers with random weights, beside their "
+    "own slow paths; processor time of one thread"
 )
 MAMBA = "transformers.models.mamba.modeling_mamba"
 QWEN = "transformers.models.qwen3_next.modeling_qwen3_next"
