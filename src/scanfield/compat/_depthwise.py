@@ -88,7 +88,7 @@ def _followed() -> Any:
     """The convolution with its gradients for torch's autograd, whose class of functions is not to be had before torch is."""
     torch: Any = sys.modules["torch"]
 
-    class DepthwiseConvolution(torch.autograd.Function):  # type: ignore[misc]
+    class DepthwiseConvolution(torch.autograd.Function):  # type: ignore[misc]  # torch is Any: not imported here
         generate_vmap_rule = True
 
         @staticmethod

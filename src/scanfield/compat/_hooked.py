@@ -22,10 +22,10 @@ from scanfield.compat._fla_delta import chunk_gated_delta_rule
 from scanfield.compat._selective import selective_scan_fn
 from scanfield.compat._ssd import mamba_chunk_scan_combined
 from scanfield.compat._state_update import selective_state_update
+from scanfield.scans.gated_delta import LENGTH_EPSILON
 
 # Below so many elements of the state, transformers' own few operations for one token cost less than ours, on one core.
 _SMALL_STATE = 200_000
-_EPSILON = 1e-6  # of a squared length, as upstream has it
 
 
 @dataclass
@@ -238,7 +238,7 @@ def _normalised(q: Array, k: Array) -> tuple[Array, Array]:
     """Both over their lengths, in one new piece of memory: what the rule does to each would take three larger ones."""
     torch: Any = sys.modules["torch"]
     both = torch.cat([q, k], dim=2)
-    both.mul_(torch.linalg.vector_norm(both, dim=3, keepdim=True).square_().add_(_EPSILON).rsqrt_())
+    both.mul_(torch.linalg.vector_norm(both, dim=3, keepdim=True).square_().add_(LENGTH_EPSILON).rsqrt_())
     q, k = both.tensor_split(2, dim=2)
     return q, k
 

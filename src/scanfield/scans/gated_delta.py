@@ -49,7 +49,7 @@ INPUTS = (
 )
 OPTIONS = (Option("scale", float, None), Option("erase_vector", bool, False), Option("chunk", int, None))
 
-_EPSILON = 1e-6
+LENGTH_EPSILON = 1e-6
 
 
 def check_heads(
@@ -86,7 +86,7 @@ def assemble_rule(
         for name in ("query", "key"):
             x = cast(xp, ready[name], dtype_of(xp, checked.compute))
             with quiet(checked.library):
-                inverse = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + _EPSILON)
+                inverse = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + LENGTH_EPSILON)
                 ready[name] = x * inverse
             norms[name] = (ready[name], inverse)
     rows = dims["batch"] if sequences is None else sequences
