@@ -24,6 +24,12 @@ def reasons(method: str | None = None) -> dict[str, tuple[bool, str]]:
 
 
 @pytest.fixture
+def discovered():
+    """The plugins are looked for once: what a test puts in the place of their list must not take them along."""
+    assert registry.manifests()
+
+
+@pytest.fixture
 def alone(monkeypatch):
     """NumPy's linear scan without any candidate: the generic forms alone."""
     scanfield.linear_scan(A, B)
@@ -80,7 +86,7 @@ def test_the_table_marks_what_is_taken(with_candidate):
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])
-def test_of_candidates_of_one_name_that_of_the_device_runs(monkeypatch, devices):
+def test_of_candidates_of_one_name_that_of_the_device_runs(monkeypatch, discovered, devices):
     entries = tuple(
         Candidate("numpy.twice", ("linear_scan",), device, "dummy_backend:Loopback") for device in devices
     )
@@ -90,7 +96,7 @@ def test_of_candidates_of_one_name_that_of_the_device_runs(monkeypatch, devices)
     assert told["numpy.twice"] == (True, "the first candidate that takes the call")
 
 
-def test_backends_are_usable_if_they_can_be_imported(monkeypatch, tmp_path):
+def test_backends_are_usable_if_they_can_be_imported(monkeypatch, discovered, tmp_path):
     """Whether they have been yet, or not: looking imports nothing."""
     (tmp_path / "library_not_yet_met.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -178,14 +178,3 @@ class Manifest:
     """``"module:attribute"`` of a function that takes the place of the Python loop over time (see ``loops``)."""
     classes: str | None = None
     """``"module:attribute"`` of a function that is told of each class whose instances hold arrays of this library."""
-
-
-# What brings each library or compiler that scanfield knows; a plugin's manifest adds its own.
-INSTALL = {
-    "numpy": "pip install numpy",
-    "numba": "pip install 'scanfield[numba]'",
-    "torch": "pip install 'scanfield[torch]'",
-    "jax": "pip install 'scanfield[jax]'",
-    "dask": "pip install 'scanfield[dask]'",
-    "cupy": "pip install 'scanfield[cupy-cuda13]' (or cupy-cuda12)",
-}

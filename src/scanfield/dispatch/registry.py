@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from scanfield.arrays import Array, device_kind, library_of
 from scanfield.dispatch import loops
 from scanfield.dispatch.operation import (
-    INSTALL,
     VERBS,
     Call,
     Candidate,
@@ -366,6 +365,17 @@ def _offered(manifest: Manifest, operation: str, device: str) -> list[Candidate]
         if operation in candidate.operations and (candidate.name not in found or candidate.device == device):
             found[candidate.name] = candidate
     return list(found.values())
+
+
+# What brings each library or compiler that scanfield knows; a plugin's manifest adds its own.
+INSTALL = {
+    "numpy": "pip install numpy",
+    "numba": "pip install 'scanfield[numba]'",
+    "torch": "pip install 'scanfield[torch]'",
+    "jax": "pip install 'scanfield[jax]'",
+    "dask": "pip install 'scanfield[dask]'",
+    "cupy": "pip install 'scanfield[cupy-cuda13]' (or cupy-cuda12)",
+}
 
 
 def _absence(candidate: Candidate, error: ImportError) -> str:

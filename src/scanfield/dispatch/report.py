@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scanfield.arrays import device_kind, library_of
 from scanfield.dispatch import registry
-from scanfield.dispatch.operation import INSTALL, VERBS, Call, Verb
+from scanfield.dispatch.operation import VERBS, Call, Verb
 
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
@@ -143,7 +143,7 @@ def backends() -> Backends:
     ['usable']
     """
     registry._discover()
-    known = {name: (name, install) for name, install in INSTALL.items()}
+    known = {name: (name, install) for name, install in registry.INSTALL.items()}
     offered: dict[str, list[str]] = {}
     for manifest in registry._MANIFESTS:
         known.setdefault(manifest.library, (manifest.requires, manifest.install))
