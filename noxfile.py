@@ -12,11 +12,12 @@
 
 Everything is installed in the versions of constraints/tested.txt. The environments are made by virtualenv and
 filled by pip, whatever else is on the machine: only pip finds the CPU build of torch that constraints/tested.txt
-speaks of.
+speaks of. They take 12 GB of disk in all; with SCANFIELD_DROP_ENVIRONMENTS set each goes when its session has ended.
 """
 
 from __future__ import annotations
 
+import atexit
 import email
 import os
 import secrets
@@ -234,6 +235,7 @@ def minimums(session: nox.Session) -> None:
         *project["optional-dependencies"]["jax"],
     ]
     tools = nox.project.dependency_groups(PROJECT, "test")
+    may_be_dropped(session)
     session.install("--no-compile", "-e", ".", *map(lowest, claimed), *map(tested, tools))
     # What an old version of a library can change: the values, options, dtypes and shapes of the scans, and the dispatch.
     scans = [
@@ -266,6 +268,7 @@ def typing(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Wheel and sdist, each installed alone, read-only and in a zip; the example projects run on the wheel."""
+    may_be_dropped(session)
     session.install("-c", TESTED, "build")
     scratch = Path(session.create_tmp()).resolve()
     shutil.rmtree(scratch)
@@ -401,6 +404,7 @@ def install(session: nox.Session, extras: list[str], groups: list[str], *, newes
 
     In the versions that were tested, or ``newest``: in those of today, torch excepted.
     """
+    may_be_dropped(session)
     tools = nox.project.dependency_groups(PROJECT, *groups)
     # pip would compile every file of a package; Python compiles what it imports. For torch and jax that is 25 seconds.
     project = f".[{','.join(extras)}]" if extras else "."
@@ -414,8 +418,18 @@ def install(session: nox.Session, extras: list[str], groups: list[str], *, newes
     session.install("--no-compile", *versions, "-e", project, *tools)
 
 
+def may_be_dropped(session: nox.Session) -> None:
+    """Where SCANFIELD_DROP_ENVIRONMENTS says so, remove the session's environment when nox ends.
+
+    Under `nox -j` each session is a nox of its own, so that no more than two environments lie on the disk at a time.
+    """
+    if os.environ.get("SCANFIELD_DROP_ENVIRONMENTS"):
+        atexit.register(shutil.rmtree, Path(session.virtualenv.location).resolve(), ignore_errors=True)
+
+
 def install_tools(session: nox.Session, groups: list[str]) -> None:
     """Install the tools of these dependency-groups alone."""
+    may_be_dropped(session)
     session.install("-c", TESTED, *nox.project.dependency_groups(PROJECT, *groups))
 
 
