@@ -112,9 +112,10 @@ def _recognise(array: Array, argument: str) -> Library:
             f"{argument}: {shown} is not taken, as its arithmetic differs from an array's; {line}"
         )
     if isinstance(array, bool | int | float | complex | numpy.generic | list | tuple | str):
+        of_tokens = ", dtype=int one of tokens" if _holds_integers(array) else ""
         raise BackendError(
             f"{argument}: expected an array, came {shown} ({array!r:.60}); "
-            f"{argument} = numpy.asarray({argument}, dtype=float) makes one (or your library's asarray)"
+            f"{argument} = numpy.asarray({argument}, dtype=float) makes one{of_tokens} (or your library's asarray)"
         )
     try:
         namespace = array_api_compat.array_namespace(array)
@@ -127,6 +128,13 @@ def _recognise(array: Array, argument: str) -> Library:
     library = Library(name, namespace)
     _LIBRARIES[kind] = library
     return library
+
+
+def _holds_integers(values: Any) -> bool:
+    """Whether the first number of a nested list is an integer, as tokens are."""
+    while isinstance(values, list | tuple) and values:
+        values = values[0]
+    return type(values) is int
 
 
 def dtype_name(dtype: Any) -> str:

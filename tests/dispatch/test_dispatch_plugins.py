@@ -393,8 +393,10 @@ def test_use_forces_this_thread_only(tmp_path):
         assert [name for name, *_ in CALLS] == ["numpy.picky"], CALLS
         # the call's own method comes first, and blocks nest
         assert call(method="numpy.spare") == ["numpy.spare"]
-        with scanfield.use(method="generic"):
+        with scanfield.use("generic"):
             assert call() == ["generic"]
+        said = refusal(TypeError, scanfield.use(3).__enter__)
+        assert said == "method: 3; allowed is the name of a method, or None", said
         assert call() == ["numpy.loopback"]
     assert call() == ["numpy.picky"]
     try:

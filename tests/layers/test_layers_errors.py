@@ -10,7 +10,7 @@ import pytest
 from arrays import Library
 
 from scanfield import layers
-from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, StateError
 
 X, WEIGHT, BIAS = np.ones((2, 5, 3)), np.ones((3, 4)), np.zeros(3)
 
@@ -77,6 +77,21 @@ def test_tokens_are_integers(library: Library):
     embedding = layers.Embedding(4, 3).init(0, library.xp, library.device)
     with pytest.raises(DtypeError, match="x: dtype float64; tokens are integers"):
         embedding(library.array(np.ones((1, 2))))
+    with pytest.raises(BackendError, match=r"came builtins.list .* dtype=int one of tokens"):
+        embedding([[1, 2]])
+    if library.name not in (
+        "jax",
+        "dask",
+    ):  # which do not look at values: numbers that are none, an error once computed
+        with pytest.raises(ArgumentError, match=r"x: .*allowed are 0 to 3"):
+            embedding(library.array(np.asarray([[1, 7]]), None))
+
+
+def test_a_device_that_is_none(library: Library):
+    layer = layers.Linear(3, 2)
+    with pytest.raises(DeviceError, match=r"device: 'nowhere' is no device of \w+ here: ."):
+        layer.init(0, library.xp, "nowhere")
+    still_empty(layer)
 
 
 @pytest.mark.parametrize(

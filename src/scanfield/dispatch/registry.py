@@ -197,7 +197,7 @@ def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Excepti
 
 
 @contextmanager
-def use(*, method: str | None) -> Iterator[None]:
+def use(method: str | None) -> Iterator[None]:
     """Force a method for every call in a ``with`` block, in this thread only.
 
     Parameters
@@ -207,8 +207,10 @@ def use(*, method: str | None) -> Iterator[None]:
 
     Raises
     ------
+    ArgumentError
+        At once for what is no name, by the call inside for an unknown one.
     BackendError
-        By the call inside, when the method declines it or serves another library; ArgumentError for an unknown name.
+        By the call inside, when the method declines it or serves another library.
 
     Examples
     --------
@@ -218,6 +220,8 @@ def use(*, method: str | None) -> Iterator[None]:
     ...     scanfield.linear_scan(a, b).output[0, :, 0]
     array([1.  , 1.5 , 1.75])
     """
+    if not isinstance(method, str | None):
+        raise ArgumentError(f"method: {method!r}; allowed is the name of a method, or None")
     before = getattr(_LOCAL, "method", None)
     _LOCAL.method = method
     try:

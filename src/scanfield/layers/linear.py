@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scanfield.arrays import Array, Namespace, device_of, dtype_name
-from scanfield.errors import DtypeError, ShapeError
+from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.layers.tape import Function, Saved
 from scanfield.lrp.rules import LINEAR_RULES, Epsilon, Passed, Rule
 
@@ -102,7 +102,11 @@ class Lookup(Function):
         # Libraries count a negative one from the end, where the gradient would not follow: past the end it is as
         # wrong as it is.
         flat = xp.where(flat < 0, xp.full_like(flat, weight.shape[0]), flat)
-        return (xp.reshape(xp.take(weight, flat, axis=0), (*tokens.shape, weight.shape[1])),)
+        try:
+            rows = xp.take(weight, flat, axis=0)
+        except IndexError:
+            raise ArgumentError(f"x: a token that is none; allowed are 0 to {weight.shape[0] - 1}") from None
+        return (xp.reshape(rows, (*tokens.shape, weight.shape[1])),)
 
     def backward(
         self, xp: Namespace, saved: Saved, d_outputs: tuple[Any, ...], wanted: tuple[bool, ...]

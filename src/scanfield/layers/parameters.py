@@ -19,7 +19,7 @@ from scanfield.arrays import (
     floating_names,
     library_of_namespace,
 )
-from scanfield.errors import DtypeError
+from scanfield.errors import DeviceError, DtypeError
 
 SCHEMES = ("uniform", "normal", "mamba_ssm", "zeros")
 
@@ -66,6 +66,10 @@ def maker(xp: Namespace, device: Any, dtype: Any) -> Callable[[Any], Array]:
             f"dtype: {name} is no dtype of {library.name}; pass the dtype itself, as ml_dtypes.{name}"
         ) from None
     place = {} if device is None else {"device": device}
+    try:
+        space.asarray(0.0, **place)
+    except Exception as problem:  # each library has its own: ValueError, RuntimeError, AssertionError
+        raise DeviceError(f"device: {device!r} is no device of {library.name} here: {problem}") from problem
 
     def make(values: Any) -> Array:
         # Half precision by way of float32: not every library makes it of float64.

@@ -62,8 +62,8 @@ class Parametrised:
 
         Raises
         ------
-        ArgumentError, DtypeError
-            For a namespace, dtype, seed or scheme that is none.
+        ArgumentError, DtypeError, DeviceError
+            For a namespace, seed or scheme, a dtype, a device that is none.
         """
         if scheme not in SCHEMES:
             raise ArgumentError(f"scheme: {scheme!r}; allowed are {', '.join(map(repr, SCHEMES))}")
