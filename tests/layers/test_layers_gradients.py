@@ -227,3 +227,17 @@ def test_a_layer_in_several_places_has_its_whole_gradient_under_each_name():
     for name in ("0.weight", "2.0.weight"):
         assert np.sum(gradients[name] * way) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-7)
     assert np.array_equal(gradients["0.bias"], gradients["2.0.bias"])
+
+
+def test_a_copy_of_a_layer_in_several_places_has_it_in_several_places():
+    inner = Linear(3, 3)
+    layer = Sequential(inner, Activated("silu"), Sequential(inner)).init(0, np, dtype="float64")
+    x, parameters = np.random.default_rng(1).standard_normal((2, 4, 3)), layer.named_parameters()
+    copied = layer.replaced(parameters)
+    assert copied.children["0"] is copied.children["2"].children["0"] is not inner
+    for name, gradient in layer.vjp(x)[1](x)[2].items():
+        assert np.array_equal(copied.vjp(x)[1](x)[2][name], gradient), name
+    # Changed under one name it is changed under the other, in the copy alone.
+    copied.set_parameter("0.bias", np.ones(3))
+    assert np.array_equal(copied.named_parameters()["2.0.bias"], np.ones(3))
+    assert np.array_equal(layer.named_parameters()["2.0.bias"], parameters["2.0.bias"])

@@ -93,7 +93,10 @@ class Parametrised:
             yield from child.owners(joined(prefix, name))
 
     def shared(self) -> list[list[str]]:
-        """The names of each parameter that has several, as its layer stands in several places."""
+        """The names of each parameter that has several, as its layer stands in several places.
+
+        Where several come with an array each, as in ``set_parameters`` and ``adopt``, the last one counts.
+        """
         names: dict[tuple[int, str], list[str]] = {}
         for full, owner, name in self.owners():
             names.setdefault((id(owner), name), []).append(full)
@@ -193,12 +196,15 @@ class Parametrised:
             self._tell(next(iter(arrays.values())))
         return self
 
-    def _with(self, values: Mapping[int, dict[str, Array]]) -> Self:
-        made = copy.copy(self)
-        made._values = values.get(id(self), self._values)
-        made._frozen = set(self._frozen)
-        made.children = {name: child._with(values) for name, child in self.children.items()}
-        return made
+    def _with(self, values: Mapping[int, dict[str, Array]], copies: dict[int, Any] | None = None) -> Self:
+        copies = {} if copies is None else copies
+        if id(self) not in copies:  # a layer in two places is one layer in the copy too
+            made = copies[id(self)] = copy.copy(self)
+            made._values = values.get(id(self), self._values)
+            made._frozen = set(self._frozen)
+            made.children = {name: child._with(values, copies) for name, child in self.children.items()}
+        copied: Self = copies[id(self)]
+        return copied
 
     def _checked(self, arrays: Mapping[str, Array]) -> dict[str, tuple[Parametrised, str]]:
         owners = {full: (owner, name) for full, owner, name in self.owners()}
