@@ -17,18 +17,11 @@ from scanfield.gradients import GradientReport, check_gradients, vjp
 from scanfield.inspection import explain, warmup
 from scanfield.lrp import Relevance, relevance
 from scanfield.scans.associative import associative_scan
-from scanfield.scans.delta_family import (
-    comba,
-    delta_rule,
-    gated_delta_rule,
-    gla,
-    kda,
-    linear_attention,
-    retention,
-)
+from scanfield.scans.delta_rule import comba, delta_rule, gated_delta_rule, kda
 from scanfield.scans.gated_delta import gdn2
 from scanfield.scans.gated_delta_product import gated_delta_product
 from scanfield.scans.linear import linear_scan
+from scanfield.scans.linear_attention import gla, linear_attention, retention
 from scanfield.scans.selective import selective_scan
 from scanfield.scans.ssd import ssd
 from scanfield.scans.surface import ScanResult, ScanStates

@@ -8,7 +8,7 @@ from typing import Any
 from scanfield.arrays import HALF, Array, Namespace, cast, dtype_name, ones, zeros
 from scanfield.compat import _arrays, _rule
 from scanfield.errors import ArgumentError
-from scanfield.scans.delta_family import retention
+from scanfield.scans.linear_attention import retention
 
 
 def chunk_retention(

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from scanfield.arrays import Array
 from scanfield.compat import _arrays, _gates, _rule
 from scanfield.errors import ArgumentError, BackendError
-from scanfield.scans.delta_family import comba
+from scanfield.scans.delta_rule import comba
 from scanfield.scans.gated_delta_product import gated_delta_product
 
 
