@@ -73,14 +73,20 @@ def near(got: Any, want: np.ndarray, drawn: Drawn, what: str, floor: float = 0.0
 
 def _read(drawn: Drawn, state: np.ndarray) -> float:
     """A part of what an output is made of: a query that stands across the state leaves rounding alone."""
-    if (
-        drawn.special != "none"
-        or "query" not in drawn.arrays
-        or not state.size
-        or drawn.arrays["query"].size == 0
-    ):
+    if "query" not in drawn.arrays:
         return 0.0
-    return 0.05 * float(np.abs(drawn.exact["query"]).max() * np.abs(state).max())
+    states = [
+        state,
+        drawn.exact.get("initial_state"),
+        drawn.exact["value"] if drawn.special != "none" else None,
+    ]
+    return 0.05 * _size(drawn.exact["query"]) * max(_size(x) for x in states if x is not None)
+
+
+def _size(array: np.ndarray) -> float:
+    """The largest absolute value, special ones left out."""
+    sizes = np.abs(array)
+    return float(np.max(sizes, initial=0.0, where=sizes < 1e3))  # not of NaN
 
 
 def _least_norm(drawn: Drawn, name: str) -> float:
