@@ -132,7 +132,7 @@ def incoming(
             found = jnp.where(place > i, jnp.where(first < i, moved, own), found)
         return found
     held, reach = _shifted(line, block, 1), 1
-    while reach < line.size - 1:
+    while 2 * reach < line.size - 1:
         further = compose(_shifted(line, held, reach), held)
         whole = place - reach <= first
         held = Affine(
@@ -141,7 +141,11 @@ def incoming(
             diagonal,
         )
         reach *= 2
-    return held.state
+    if reach >= line.size - 1:
+        return held.state
+    # Nobody goes on from the last round: of what came from further, the state is enough.
+    further = advance(held, line.shifted(held.state, reach))
+    return jnp.where(place - reach <= first, held.state, further)
 
 
 def _shifted(line: Line, block: Affine, distance: int) -> Affine:

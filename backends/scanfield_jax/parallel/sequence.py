@@ -150,7 +150,7 @@ def sequence_parallel(
         tokens * prepared.stretch,
         exchange,
     )
-    output, last = _sharded(static, (*whole[:index], *whole[index + 1 :]), bounds)
+    output, last = _run_sharded(static, (*whole[:index], *whole[index + 1 :]), bounds)
     return ScanResult(prepared.output(output), prepared.state(last))
 
 
@@ -307,3 +307,6 @@ def _run_backward(static: _Static, kept: Any, cotangents: tuple[Any, Any]) -> tu
 
 
 _sharded.defvjp(_run_forward, _run_backward, symbolic_zeros=True)
+_run_sharded = jax.jit(
+    _sharded, static_argnums=0
+)  # a shard_map that nobody compiles takes no symbolic zeros itself
