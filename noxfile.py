@@ -153,7 +153,7 @@ def tests_slow(session: nox.Session, library: str) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize("library", [nox.param(x, id=x) for x in ("numpy", "strict", "torch", "jax")])
+@nox.parametrize("library", [nox.param(x, id=x) for x in LIBRARIES if x != "cupy"])
 def fuzz(session: nox.Session, library: str) -> None:
     """Random calls of every operation and verb: 10,000 each on NumPy, 1,000 elsewhere; the seed is printed.
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from arrays import Library
 from checks import operation
+from comparing import OPERATIONS, SEED, fuzz, leave_out, moved, snapshot
 from drawing import calls
 from hypothesis import given, seed
 from hypothesis import strategies as st
-from test_fuzz_scans import OPERATIONS, SEED, fuzz, leave_out, moved, snapshot
 
 import scanfield
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import Library
+from comparing import DRAWS, SEED, leave_out
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from test_fuzz_scans import DRAWS, SEED, leave_out
 
 from scanfield import pinn
 from scanfield.pinn import Network
