@@ -8,7 +8,7 @@ where it finds nothing:
 - an operator is sought in a form for constants, up to three times, before it is taken as its operands' types say;
 - a parser works out the size of each variable, which only a debugger reads.
 
-Without, a first call takes 70 to 75 % of the time, and a kernel's arithmetic keeps every instruction. What is done
+Without, a first call takes 67 to 89 % of the time, and a kernel's arithmetic keeps every instruction. What is done
 otherwise than numba does it is done by a pass and two wrappers of our own; what they rely on is looked for first, and a
 numba that has it no longer goes its own way.
 """
