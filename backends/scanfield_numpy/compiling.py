@@ -14,6 +14,7 @@ from numba import njit, types
 
 from scanfield.threads import SLOW_LOCK
 from scanfield_numpy import parts
+from scanfield_numpy.lean import KernelCompiler
 from scanfield_numpy.stored import FOLDER, KernelCache
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
@@ -70,7 +71,7 @@ class Kernel:
             return waiting.result()
 
     def _compile_here(self, dtype: str, size: int) -> Any:
-        compiled = njit(**_OPTIONS)(self._function)
+        compiled = njit(pipeline_class=KernelCompiler, **_OPTIONS)(self._function)
         if FOLDER:
             # What ``cache=True`` would set, for one folder of the whole process.
             compiled._cache = KernelCache(self._function)

@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from numba.core.codegen import CPUCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import LoweringPass, register_pass
-from numba.core.typed_passes import AnnotateTypes, NativeLowering
+from numba.core.typed_passes import AnnotateTypes
+
+from scanfield_numpy import lean
 
 _NEEDED = ("_get_module_for_linking", "_ensure_finalized", "_optimize_final_module", "finalize")
 
@@ -63,9 +65,9 @@ class _Known(LoweringPass):  # type: ignore[misc]  # as above
 
 class _PartCompiler(CompilerBase):  # type: ignore[misc]  # as above
     def define_pipelines(self) -> list[Any]:
-        manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        manager = lean.passes(self.state)
         manager.add_pass_after(_TextAlone, AnnotateTypes)
-        manager.add_pass_after(_Known, NativeLowering)
+        manager.add_pass_after(_Known, lean.LOWERING)
         manager.finalize()
         return [manager]
 
@@ -73,4 +75,4 @@ class _PartCompiler(CompilerBase):  # type: ignore[misc]  # as above
 def pipeline() -> dict[str, Any]:
     """The options of ``njit`` for such a function."""
     known = all(callable(getattr(CPUCodeLibrary, name, None)) for name in _NEEDED)
-    return {"pipeline_class": _PartCompiler} if known else {}
+    return {"pipeline_class": _PartCompiler if known else lean.KernelCompiler}

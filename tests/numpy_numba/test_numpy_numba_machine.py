@@ -132,6 +132,14 @@ for call in scan_cases():
 """
 
 
+def test_what_first_calls_rely_on_is_in_this_numba():
+    """A numba without it would be taken as it is, and first calls take a third longer, which no other test would say."""
+    from scanfield_numpy import lean, parts
+
+    assert lean.LOWERING.__module__ == lean.__name__
+    assert parts.pipeline()["pipeline_class"].__module__ == parts.__name__
+
+
 @pytest.mark.parametrize("width", [16, 32, 64])
 def test_golden_cases_at_forced_vector_widths(width: int):
     """4, 8 and 16 numbers of float32."""
