@@ -49,8 +49,13 @@ def test_forward(library: Library, op: str, data: st.DataObject) -> None:
     assert snapshot(given_, library) == before
     with np.errstate(all="ignore"):
         truth = reference.forward(op, drawn.exact, **without_chunks(drawn.options))
-    near(output, truth.output, drawn, "output", floor=read_size(drawn, truth.final_state))
-    near(final_state, truth.final_state, drawn, "final state")
+    # Of a huge state that is erased token by token its rounding is left, in forms that take several tokens together.
+    peak = (
+        np.abs(truth.states)[np.isfinite(truth.states)].max(initial=0.0) if drawn.special == "huge" else 0.0
+    )
+    left = 1e-4 * float(peak)
+    near(output, truth.output, drawn, "output", floor=max(left, read_size(drawn, truth.final_state)))
+    near(final_state, truth.final_state, drawn, "final state", floor=left)
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
