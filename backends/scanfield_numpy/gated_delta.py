@@ -28,7 +28,7 @@ from scanfield_numpy.layout import (
     sequences,
     width,
 )
-from scanfield_numpy.memory import LAST_CACHE, cleared, fresh, past_cache
+from scanfield_numpy.memory import LAST_CACHE, SMALLEST, cleared, fresh, past_cache
 from scanfield_numpy.threads import block_of, run
 from scanfield_numpy.vector import REGISTER_BYTES
 
@@ -360,16 +360,21 @@ def _launch_step(call: Call, steps: tuple[int, ...], places: Sequence[Array | in
     dtype = call.compute
     widths = width(log_decay), width(erase), width(write)
     plan = _step_plan(query.shape, value.shape, widths, steps, scale, erase_vector, dtype, get_num_threads())
+    itemsize = OWN[dtype].itemsize
+    # Large memory begins where registers do.
+    large = prod(plan.last) * itemsize >= SMALLEST
+    past = plan.large and large and plan.last[3] * itemsize % REGISTER_BYTES == 0
     return Launch(
         gated_delta_step.step,
         dtype,
         plan.tasks,
         plan.work,
         plan.memory,
-        plan.blocks[0][: -len(plan.kept)],
+        plan.blocks[past][: -len(plan.kept)],
         (*plan.kept, *places, OUTPUT, STATE),
         plan.output,
         plan.last,
+        streams=True,
     )
 
 

@@ -73,7 +73,7 @@ class Compiled:
         """What runs later calls of this kind with nothing between their arguments and the kernel."""
         find = getattr(self._chosen(call), "launch", None)
         launch = None if find is None else find(call)
-        return None if launch is None else launcher(launch, values, places, shaped)
+        return None if launch is None else launcher(launch, call.arrays, values, places, shaped)
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and residuals."""

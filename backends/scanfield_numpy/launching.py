@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from scanfield.threads import get_num_threads
 from scanfield_numpy.compiling import Kernel
 from scanfield_numpy.kinds import kind_of
 from scanfield_numpy.layout import ABSENT, OWN
@@ -26,7 +27,7 @@ OUTPUT, STATE = -1, -2
 
 
 _LARGEST = 2 << 20
-"""Bytes of a result; a call that writes more takes many times as long as its Python."""
+"""Bytes of a result; to write more takes many times as long as to ask for it."""
 
 
 class Launch(NamedTuple):
@@ -44,24 +45,29 @@ class Launch(NamedTuple):
     state: tuple[int, ...]
     size: int = 0
     derived: tuple[int, Callable[[Array, Array], None]] | None = None
-    """The place among ``arrays`` of one that is made of the call's array there, and what writes it."""
+    """An array of the call, in whose place the kernel gets one that is made of it, and what writes that one."""
+    streams: bool = False
+    """Whether larger results pay too: memory that streams past leaves nothing of Python in the caches."""
 
 
 def launcher(
     launch: Launch,
+    given: Sequence[Array | None],
     values: tuple[Any, ...],
     places: Sequence[int | None],
     shaped: Callable[[Array, Array], tuple[Array, Array]],
 ) -> Launcher | None:
     """What runs calls of the kind of ``values`` and returns None for other ones, or None if there is no such thing.
 
-    ``places`` says where among the values each array of the call stands; ``shaped`` gives results the user's shapes.
+    ``places`` says where among the values each array that the call was ``given`` stands; ``shaped`` gives results the
+    user's shapes.
     """
-    kernel, dtype, tasks, work, memory, integers, arrays, output, state, size, derived = launch
+    kernel, dtype, tasks, work, memory, integers, arrays, output, state, size, derived, streams = launch
     own = OWN[dtype]
     # What several threads do is long beside any Python.
     many = min(tasks, int(work // WORTH_A_THREAD)) > 1
-    if many or not tasks or max(prod(output), prod(state)) * own.itemsize > _LARGEST:
+    large = max(prod(output), prod(state)) * own.itemsize > _LARGEST
+    if not tasks or (many and get_num_threads() > 1) or (large and not streams):
         return None
     shapes = _shapes(shaped, numpy.empty(output, own), numpy.empty(state, own))
     if shapes is None:
@@ -75,7 +81,8 @@ def launcher(
         if not isinstance(array, int):
             continue
         place = results[array] if array in results else places[array]
-        if place is None:
+        # An array that had to be copied into its shape lies elsewhere.
+        if place is None or (array >= 0 and addresses_of((given[array],)) != addresses_of((values[place],))):
             return None
         if derived is not None and array == derived[0]:
             (source, write), made = (place, derived[1]), slot
@@ -102,6 +109,8 @@ def launcher(
     free = [held()]
 
     def run(values: tuple[Any, ...]) -> tuple[Array, Array] | None:
+        if many and get_num_threads() > 1:
+            return None
         output, state = make_output(), make_state()
         try:
             ready = free.pop()

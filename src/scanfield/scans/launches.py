@@ -96,6 +96,8 @@ class Launches:
         made = self._make(args, kwargs, values)
         if made is not None:
             entry.launchers = (made, *entry.launchers[: self.each - 1])
+            if len(entry.launchers) < self.each:
+                entry.missed = 1  # the next kind is one of few
 
     def _make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: tuple[Any, ...]
