@@ -62,8 +62,15 @@ def kind_of(values: Sequence[Any], moves: Sequence[tuple[int, int]]) -> Same | N
     start = 24
     middle = start + 8 * len(facts)
     listed = (block, middle, middle + 8 * len(moved), *facts, *moved)
-    kept = tuple(value.dtype if type(value) is numpy.ndarray else value for value in values)
-    return make(struct.pack(f"{len(listed)}q", *listed), kept)
+    found = _Facts(struct.pack(f"{len(listed)}q", *listed))
+    found.kept = tuple(value.dtype if type(value) is numpy.ndarray else value for value in values)
+    return make(found)
+
+
+class _Facts(bytes):
+    """What the function looks at, and the objects whose addresses stand in it, so that no others come to lie there."""
+
+    kept: tuple[Any, ...] = ()
 
 
 def _facts(value: Any) -> list[tuple[int, int, int, int]]:
@@ -89,8 +96,8 @@ def _facts(value: Any) -> list[tuple[int, int, int, int]]:
 
 
 @cache
-def _maker() -> Callable[[bytes, Any], Same] | None:
-    """What makes such a function from its facts and what it keeps alive; None where objects do not lie as they should."""
+def _maker() -> Callable[[bytes], Same] | None:
+    """What makes such a function from its facts; None where objects do not lie as they should."""
     if not _as_expected():
         return None
     with SLOW_LOCK, global_compiler_lock:
@@ -100,12 +107,12 @@ def _maker() -> Callable[[bytes, Any], Same] | None:
         library.add_ir_module(module)
         library.finalize()
         method = _Method(b"alike", library.get_pointer_to_function("scanfield_alike"), _ONE_ARGUMENT, None)
-    api = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.py_object)
+    api = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.c_void_p)
     create = api(("PyCFunction_NewEx", ctypes.pythonapi))
     pointer = ctypes.pointer(method)
 
-    def make(facts: bytes, kept: Any, _alive: Any = (library, method)) -> Same:
-        return create(pointer, facts, kept)  # type: ignore[no-any-return]  # a function in C has no other type
+    def make(facts: bytes, _alive: Any = (library, method)) -> Same:
+        return create(pointer, facts, None)  # type: ignore[no-any-return]  # a function in C has no other type
 
     return make if _tells_apart(make) else None
 
@@ -225,13 +232,13 @@ def _as_expected() -> bool:
     )
 
 
-def _tells_apart(make: Callable[[bytes, Any], Same]) -> bool:
+def _tells_apart(make: Callable[[bytes], Same]) -> bool:
     """A last look before anything relies on it: the sizes and steps of arrays are where they should be."""
     array = numpy.zeros((4, 5, 6), numpy.float32)[1:, ::2]
     for value, field, numbers in ((array, _SHAPE, array.shape), (array, _STRIDES, array.strides)):
         for axis, number in enumerate(numbers):
             for wanted in (number, number + 1):
                 facts = (_ITEMS + 8, 64, 64, _ITEMS, field, 8 * axis, _ALL, wanted)
-                if make(struct.pack("8q", *facts), None)((value, Block("q", [0]))) != (wanted == number):
+                if make(struct.pack("8q", *facts))((value, Block("q", [0]))) != (wanted == number):
                     return False
     return True

@@ -170,17 +170,19 @@ def cleared(shape: int | tuple[int, ...], dtype: Any) -> Array:
 
 def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
     """What makes arrays of one shape as ``fresh`` does, large ones in turns."""
-    if prod(shape) * dtype.itemsize < SMALLEST or _NOBODY < 0:
-        return partial(fresh if _NOBODY < 0 else numpy.empty, shape, dtype)
+    if prod(shape) * dtype.itemsize < SMALLEST:
+        return partial(numpy.empty, shape, dtype)
+    if not _COUNTS:
+        return partial(fresh, shape, dtype)
     kind = shape, dtype
 
     def make() -> Array:
         waiting = pool.turns.get(kind)
         if waiting:
             # Whoever took it out is alone with it. The one that was handed out first is the likeliest to be free.
-            array, readers = _taken(waiting)
+            array, alone = _taken(waiting)
             if array is not None:
-                view = array.view() if readers == _NOBODY else None
+                view = array.view() if alone else None
                 waiting.append(array)
                 if view is not None:
                     return view
@@ -191,24 +193,20 @@ def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
     return make
 
 
-def _taken(waiting: deque[Array]) -> tuple[Array | None, int]:
-    """The first array of a queue, and how many refer to it."""
+def _taken(waiting: deque[Array]) -> tuple[Array | None, bool]:
+    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do."""
     try:
         array = waiting.popleft()
     except IndexError:  # by another thread
-        return None, 0
-    # Views, views of views and exports all hold on to it.
-    return array, sys.getrefcount(array)
+        return None, False
+    # How often CPython counts a variable of its own differs from one version to the next, but not between two.
+    probe = object()
+    alone = sys.getrefcount(array) == sys.getrefcount(probe)
+    return array, alone
 
 
-def _nobody() -> int:
-    """What ``_taken`` counts of an array that nobody else refers to, which differs with Python's version; -1 if nothing."""
-    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return -1
-    return _taken(deque([numpy.empty(1)]))[1]
-
-
-_NOBODY = _nobody()
+# Without a lock around the interpreter counts are not exact.
+_COUNTS = sys.implementation.name == "cpython" and bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def past_cache(array: Array, moved: int = 0) -> bool:
