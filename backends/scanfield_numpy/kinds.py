@@ -3,10 +3,10 @@
 A *kind* is a list of facts about a tuple of arguments: the type of each, and of an array its shape, its strides, its
 dtype and that it is aligned. A fact is three offsets, each followed to what stands there (from the tuple to an object,
 to a field of it, to what the field points to; a negative one stays where it is), a mask, and the number found under it.
-Python takes 4 us to ask ten arrays for as much, and 2 us for their addresses; here both take 0.2 us.
+Python takes 2.4 us to ask ten arrays for as much, and 1 us for their addresses; here both take 0.1 us.
 
 What is read are fields of Python's and NumPy's objects that C extensions read, once they are found where they should be.
-Written for LLVM, which takes 5 ms to compile it; the same in numba's own language takes 140.
+Written for LLVM, which takes 15 ms to compile it; the same in numba's own language takes 140.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ Launcher = Callable[[tuple[Any, ...]], tuple[Array, Array] | None]
 OUTPUT, STATE = -1, -2
 """Results, among the arrays of a ``Launch``."""
 
-
 _LARGEST = 2 << 20
 """Bytes of a result; to write more takes many times as long as to ask for it."""
 

@@ -4,7 +4,7 @@
 ``dispatch.Implementation``), spares it the rest: given the arguments it tells by itself whether they are of its kind,
 and then runs them. It is asked before anything else. What chose the implementation is either part of the kind (types,
 dtypes, shapes, strides, options, ``method``) or looked at here: the method that ``use`` forces, and the dispatcher's
-row. NumPy's arrays alone have one; what a compiler traces never comes here.
+row. Only calls whose first argument is an array of NumPy's own have one.
 """
 
 from __future__ import annotations
