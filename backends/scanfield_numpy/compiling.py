@@ -55,6 +55,11 @@ class Kernel:
                     found = self._compiled[dtype, size] = self._compile(dtype, size)
         return found  # type: ignore[no-any-return]  # numba ships no types
 
+    def entry(self, dtype: str, size: int) -> Callable[..., None]:
+        """The same, without what numba does to find it by its arguments: they are these very ones."""
+        (found,) = self(dtype, size).overloads.values()  # type: ignore[attr-defined]  # as above
+        return found.entry_point  # type: ignore[no-any-return]
+
     def _compile(self, dtype: str, size: int) -> Any:
         """In a thread of its own: Python's frames then lie where the compiler's calls do not take and give back memory.
 

@@ -13,6 +13,7 @@ import numpy
 from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield.threads import get_num_threads
 from scanfield_numpy import gated_delta_backward, gated_delta_forward, gated_delta_step
+from scanfield_numpy.launching import OUTPUT, STATE, Launch
 from scanfield_numpy.layout import (
     ABSENT,
     OWN,
@@ -27,7 +28,7 @@ from scanfield_numpy.layout import (
     sequences,
     width,
 )
-from scanfield_numpy.memory import LAST_CACHE, cleared, fresh, past_cache
+from scanfield_numpy.memory import LAST_CACHE, SMALLEST, cleared, fresh, past_cache
 from scanfield_numpy.threads import block_of, run
 from scanfield_numpy.vector import REGISTER_BYTES
 
@@ -54,6 +55,19 @@ class GatedDelta:
         return _step(call) if alone else _forward(call, 0)[:2]
 
     step = forward
+
+    def launch(self, call: Call) -> Launch | None:
+        """What a call of this kind gives its kernel; None if arrays are copied for it."""
+        state, bounds = call.arrays[6:]
+        if bounds is not None or 0 in (*call.arrays[0].shape, *call.arrays[2].shape):
+            return None
+        read, steps = _inputs(call.arrays[:6], call.compute)
+        lying = (*read, flat(state, call.compute))
+        if any(x is not y for x, y in zip(call.arrays, lying, strict=False) if x is not None):
+            return None
+        places = [array if call.arrays[i] is None else i for i, array in enumerate(lying)]
+        alone = call.arrays[0].shape[1] == 1 and state is not None
+        return (_launch_step if alone else _launch)(call, tuple(steps), places)
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state; the states at the chunks' starts and, where the rule erases, the updates."""
@@ -245,23 +259,35 @@ def _forward(
         sizes.tasks,
         sizes.work,
         sizes.memory,
-        (
-            *sizes.integers,
-            state is not None,
-            columns is None,
-            keeps,
-            want_output,
-            sizes.task,
-            0,
-            0,
-            0,
-            0,
-            0,
-            *steps,
-        ),
+        _block(sizes, (state is not None, columns is None, keeps, want_output), steps),
         (sizes.plan.table, _scale(scale, dtype), *read, flat(state, dtype), output, last, starts, updates),
     )
     return output, last, starts, updates
+
+
+def _block(sizes: _Sizes, flags: tuple[bool, ...], steps: Sequence[int]) -> tuple[int, ...]:
+    """The kernel's block up to the addresses."""
+    return *sizes.integers, *flags, sizes.task, 0, 0, 0, 0, 0, *steps
+
+
+def _launch(call: Call, steps: tuple[int, ...], places: Sequence[Array | int]) -> Launch:
+    """As ``_forward`` without saved states."""
+    query, _, value, log_decay, erase, write, state, _ = call.arrays
+    scale, erase_vector, _ = call.options
+    dtype = call.compute
+    widths = width(log_decay), width(erase), width(write)
+    sizes = _sizes(query.shape, value.shape, None, widths, erase_vector, None, 0, dtype, get_num_threads())
+    return Launch(
+        gated_delta_forward.forward,
+        dtype,
+        sizes.tasks,
+        sizes.work,
+        sizes.memory,
+        _block(sizes, (state is not None, True, False, True), steps),
+        (sizes.plan.table, _scale(scale, dtype), *places, OUTPUT, STATE, ABSENT[dtype], ABSENT[dtype]),
+        sizes.output,
+        sizes.last,
+    )
 
 
 class _Step(NamedTuple):
@@ -325,6 +351,31 @@ def _step(call: Call) -> tuple[Array, Array]:
     else:
         output[...] = 0
     return output, last
+
+
+def _launch_step(call: Call, steps: tuple[int, ...], places: Sequence[Array | int]) -> Launch:
+    """As ``_step``."""
+    query, _, value, log_decay, erase, write, _, _ = call.arrays
+    scale, erase_vector, _ = call.options
+    dtype = call.compute
+    widths = width(log_decay), width(erase), width(write)
+    plan = _step_plan(query.shape, value.shape, widths, steps, scale, erase_vector, dtype, get_num_threads())
+    itemsize = OWN[dtype].itemsize
+    # Large memory begins where registers do.
+    large = prod(plan.last) * itemsize >= SMALLEST
+    past = plan.large and large and plan.last[3] * itemsize % REGISTER_BYTES == 0
+    return Launch(
+        gated_delta_step.step,
+        dtype,
+        plan.tasks,
+        plan.work,
+        plan.memory,
+        plan.blocks[past][: -len(plan.kept)],
+        (*plan.kept, *places, OUTPUT, STATE),
+        plan.output,
+        plan.last,
+        streams=True,
+    )
 
 
 def _panel(K: int, V: int, lanes: int) -> int:

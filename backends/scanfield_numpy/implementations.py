@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from scanfield.dispatch import Call, Grads, Verb, operation_of
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
+from scanfield_numpy.launching import Launcher, launcher
 from scanfield_numpy.layout import OWN, Residuals
 from scanfield_numpy.linear import Linear
 from scanfield_numpy.linear_complex import LinearComplex
@@ -59,6 +61,19 @@ class Compiled:
     def step(self, call: Call) -> tuple[Array, Array]:
         """Output and state after one token."""
         return self._chosen(call).step(call)
+
+    def launcher(
+        self,
+        call: Call,
+        verb: Verb,
+        values: tuple[Any, ...],
+        places: Sequence[int | None],
+        shaped: Callable[[Array, Array], tuple[Array, Array]],
+    ) -> Launcher | None:
+        """What runs later calls of this kind with nothing between their arguments and the kernel."""
+        find = getattr(self._chosen(call), "launch", None)
+        launch = None if find is None else find(call)
+        return None if launch is None else launcher(launch, call.arrays, values, places, shaped)
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and residuals."""

@@ -12,6 +12,7 @@ from scanfield.threads import get_num_threads
 from scanfield_numpy import linear_kernels as kernels
 from scanfield_numpy import series_kernels
 from scanfield_numpy.compiling import Kernel
+from scanfield_numpy.launching import OUTPUT, STATE, Launch
 from scanfield_numpy.layout import (
     ABSENT,
     OWN,
@@ -50,6 +51,30 @@ class Linear:
         return _forward(call, 0)[:2]
 
     step = forward
+
+    def launch(self, call: Call) -> Launch | None:
+        """What a call of this kind gives its kernel; None if arrays are copied for it."""
+        a, b, state, bounds = call.arrays
+        dtype = call.compute
+        (a_read, a_steps), (b_read, b_steps) = rows(a, dtype), rows(b, dtype)
+        start = flat(state, dtype)
+        if bounds is not None or a_read is not a or b_read is not b or not (state is None or start is state):
+            return None
+        plan = _plan(a.shape, b.shape, a_steps, b_steps, None, 0, dtype, get_num_threads())
+        integers = (*plan.integers, state is not None, True, False)
+        arrays = (plan.sequences.table, 0, 1, start if state is None else 2, OUTPUT, STATE, ABSENT[dtype])
+        return Launch(
+            plan.kernel,
+            dtype,
+            plan.tasks,
+            plan.work,
+            plan.memory,
+            integers,
+            arrays,
+            plan.shape,
+            plan.last,
+            plan.size,
+        )
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and the states at the chunks' starts."""

@@ -3,14 +3,20 @@
 The system clears every page of a new large array when it is first written, which takes longer than a scan that runs at
 the speed of memory. So the memory of a large result comes back here when the array and all its views and exports
 are gone, and a later result takes it. At most ``SCANFIELD_POOL_BYTES`` (256 MiB unless set; 0 for none) waits so.
+
+Where results of one shape follow each other (a decoding state), they *take turns*: an array that was handed out is kept,
+and handed out again once nobody else refers to it. That takes a twentieth of the time, and counts as waiting.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -57,12 +63,40 @@ class _Pool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.turns: dict[Any, deque[Array]] = {}
         self.clear()
 
     def clear(self) -> None:
         self._lock = threading.Lock()
+        # Before the blocks: they may come back.
+        self.turns = {}
         self._blocks: list[Array] = []
         self.held = 0
+
+    def kept(self) -> int:
+        """Bytes of the arrays that take turns, in use or not."""
+        return sum(array.nbytes for arrays in tuple(self.turns.values()) for array in tuple(arrays))
+
+    def keep(self, kind: Any, array: Array) -> None:
+        """Let an array take turns with those of its kind, if half of what may wait is room for it; older ones make it."""
+        room = self.limit // 2 - array.nbytes
+        if room < 0 or not self._lock.acquire(blocking=False):
+            return
+        gone = []  # until the lock is free: then they come back here
+        try:
+            own = self.turns.pop(kind, None) or deque()
+            self.turns[kind] = own
+            while self.kept() > room:
+                oldest = next(iter(self.turns))
+                if self.turns[oldest]:
+                    gone.append(self.turns[oldest].popleft())
+                else:
+                    del self.turns[oldest]
+            own.append(array)
+            while self._blocks and self.held + self.kept() > self.limit:
+                self.held -= self._blocks.pop(0).nbytes
+        finally:
+            self._lock.release()
 
     def take(self, size: int) -> Array | None:
         """The smallest block that fits."""
@@ -88,7 +122,10 @@ class _Pool:
         if block.nbytes > self.limit or not self._lock.acquire(blocking=False):
             return
         try:
-            while self.held + block.nbytes > self.limit:
+            room = self.limit - self.kept() - block.nbytes
+            if room < 0:
+                return
+            while self.held > room:
                 self.held -= self._blocks.pop(0).nbytes
             self._blocks.append(block)
             self.held += block.nbytes
@@ -129,6 +166,47 @@ def fresh(shape: int | tuple[int, ...], dtype: Any) -> Array:
 def cleared(shape: int | tuple[int, ...], dtype: Any) -> Array:
     """``numpy.zeros(shape, dtype)``, from a block that waits if it is large."""
     return _array(shape, dtype, numpy.zeros)
+
+
+def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
+    """What makes arrays of one shape as ``fresh`` does, large ones in turns."""
+    if prod(shape) * dtype.itemsize < SMALLEST:
+        return partial(numpy.empty, shape, dtype)
+    if not _COUNTS:
+        return partial(fresh, shape, dtype)
+    kind = shape, dtype
+
+    def make() -> Array:
+        waiting = pool.turns.get(kind)
+        if waiting:
+            # Whoever took it out is alone with it. The one that was handed out first is the likeliest to be free.
+            array, alone = _taken(waiting)
+            if array is not None:
+                view = array.view() if alone else None
+                waiting.append(array)
+                if view is not None:
+                    return view
+        new = fresh(shape, dtype)
+        pool.keep(kind, new)
+        return new.view()
+
+    return make
+
+
+def _taken(waiting: deque[Array]) -> tuple[Array | None, bool]:
+    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do."""
+    try:
+        array = waiting.popleft()
+    except IndexError:  # by another thread
+        return None, False
+    # How often CPython counts a variable of its own differs from one version to the next, but not between two.
+    probe = object()
+    alone = sys.getrefcount(array) == sys.getrefcount(probe)
+    return array, alone
+
+
+# Without a lock around the interpreter counts are not exact.
+_COUNTS = sys.implementation.name == "cpython" and bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def past_cache(array: Array, moved: int = 0) -> bool:

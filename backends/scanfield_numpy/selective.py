@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import inf, log
+from math import inf, isfinite, log
 
 import numpy
 
 from scanfield.dispatch import Call, Grads, Verb
 from scanfield_numpy import selective_backward
 from scanfield_numpy import selective_kernels as kernels
+from scanfield_numpy.launching import OUTPUT, STATE, Launch
 from scanfield_numpy.layout import (
+    ABSENT,
     Array,
     Residuals,
     flat,
@@ -28,6 +30,7 @@ _CHUNK, _ROWS = 32, 2048
 _PARTS = 8
 # The arrays whose gradients the kernel writes as they are: u, delta, z and the state. Others are sums.
 _WHOLE = (0, 1, 6, 8)
+_A = 2
 # Multiplications and additions for a state's element, the exponential included.
 _FORWARD_WORK, _BACKWARD_WORK = 16.0, 32.0
 
@@ -44,6 +47,42 @@ class Selective:
         return _forward(call, 0)[:2]
 
     step = forward
+
+    def launch(self, call: Call) -> Launch | None:
+        """What a call of this kind gives its kernel; None if arrays are copied for it."""
+        u, _, A, _, _, _, _, _, state, bounds = call.arrays
+        batch, time, channels = u.shape
+        N, dtype = A.shape[1], call.compute
+        if bounds is not None or 0 in (batch, time, channels, N) or flat(A, dtype) is not A:
+            return None
+        given, common = _common(call, 0)
+        lying = (*given, flat(state, dtype))
+        pairs = enumerate(zip(call.arrays, lying, strict=False))
+        if any(x is not y for i, (x, y) in pairs if x is not None and i != _A):
+            return None
+        places = [array if call.arrays[i] is None else i for i, array in enumerate(lying)]
+        step = lanes_of(dtype)
+        blocks = -(-channels // step)
+        return Launch(
+            kernels.forward,
+            dtype,
+            batch * blocks,
+            _FORWARD_WORK * batch * time * channels * N,
+            kernels.forward_memory(N, step),
+            (*common, state is not None, True, False),
+            (
+                sequences(batch, time, None, 1).table,
+                _limits(call),
+                *places,
+                OUTPUT,
+                STATE,
+                ABSENT[dtype],
+                ABSENT[dtype],
+            ),
+            u.shape,
+            (batch, channels, N),
+            derived=(_A, _powers_to),
+        )
 
     def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
         """Output, final state and the states at the chunks' starts."""
@@ -178,6 +217,15 @@ def _powers(A: Array) -> Array:
         scaled = A * A.dtype.type(1 / log(2))
     most = numpy.finfo(A.dtype).max
     return numpy.where(numpy.isfinite(A), numpy.clip(scaled, -most, most), A)
+
+
+def _powers_to(A: Array, scaled: Array) -> None:
+    """``_powers``, written to an array."""
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        numpy.multiply(A, A.dtype.type(1 / log(2)), out=scaled)
+        finite = isfinite(numpy.add.reduce(scaled, axis=None))
+    if not finite:
+        scaled[...] = _powers(A)
 
 
 def _common(call: Call, chunk: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:

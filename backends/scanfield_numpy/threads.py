@@ -56,20 +56,20 @@ def run(
     tag = ((0,) * size,) if size else ()
     kind = _ZERO[dtype]
     block = integers[:] if type(integers) is Block else Block("q", integers)
-    block.fromlist(_addresses(arrays))
+    block.fromlist(addresses_of(arrays))
     place = block.buffer_info()[0]
     count = min(tasks, int(work // WORTH_A_THREAD))
     if count > 1:
         count = min(count, get_num_threads())
     if count <= 1:  # the whole of a short call: nothing of what several threads need
         own = fresh(memory * kind.itemsize + 64, _BYTE)
-        (address,) = _addresses((own,))
+        (address,) = addresses_of((own,))
         compiled(0, tasks, place, address + -address % 64, kind, *tag)
         return
 
     def ranged(first: int, last: int, held: Any) -> None:
         own = fresh(memory * kind.itemsize + 64, _BYTE)
-        (address,) = _addresses((own,))
+        (address,) = addresses_of((own,))
         compiled(first, last, place, address + -address % 64, kind, *tag)
 
     # A kernel reads and writes by address: whoever runs it holds the arrays.
@@ -94,7 +94,7 @@ def run(
 
 def block_of(integers: Sequence[int], arrays: Sequence[Array]) -> Block[int]:
     """The first places of a kernel's block, for many calls; whoever keeps it keeps the arrays."""
-    return Block("q", [*integers, *_addresses(arrays)])
+    return Block("q", [*integers, *addresses_of(arrays)])
 
 
 def _abandon(waiting: Sequence[Future[None]]) -> None:
@@ -121,7 +121,7 @@ def _found(arrays: Sequence[Array]) -> list[int]:
 # relies on. To ask for it in Python takes ten times as long, which for fifteen arrays is more than a step's arithmetic.
 _HEADER, _read = object.__basicsize__, ctypes.c_size_t.from_address
 _probe = (numpy.empty(1), numpy.empty((2, 3), numpy.float32)[1:])
-_addresses = _found if sys.implementation.name == "cpython" and _found(_probe) == _told(_probe) else _told
+addresses_of = _found if sys.implementation.name == "cpython" and _found(_probe) == _told(_probe) else _told
 """The addresses of arrays' first numbers."""
 
 

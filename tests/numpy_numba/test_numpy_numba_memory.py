@@ -129,6 +129,42 @@ def test_threads_never_share_a_block(pool: Any):
     assert 0 < pool.held <= pool.limit
 
 
+def test_taking_turns(pool: Any):
+    """An array comes again once nothing at all refers to it, and never before."""
+    make = memory.taking_turns(LARGE, np.dtype("float32"))
+    for name, export in exports().items():
+        first = make()
+        assert type(first) is np.ndarray and first.shape == LARGE and first.flags.writeable
+        where = address(first)
+        assert where % 64 == 0
+        kept = export(first)
+        del first
+        others = [make() for _ in range(3)]
+        assert len({where, *map(address, others)}) == 4, name
+        del kept, others
+    assert [address(make()) for _ in range(4)] == 2 * [address(make()) for _ in range(2)]
+    assert pool.held + pool.kept() <= pool.limit
+    other = memory.taking_turns((LARGE[1] // 2, LARGE[0]), np.dtype("float64"))
+    kept = [other() for _ in range(8)]
+    assert pool.kept() <= pool.limit // 2
+    assert len(set(map(address, kept))) == 8
+    # Any thread's own, and with no memory to keep a new one each time.
+    with ThreadPoolExecutor(4) as threads:
+
+        def own(mark: int) -> bool:
+            right = True
+            for _ in range(200):
+                x = make()
+                x[:, ::4096] = mark
+                right &= bool((x[:, ::4096] == mark).all())
+            return right
+
+        assert all(threads.map(own, range(4)))
+    pool.limit = 0
+    pool.clear()
+    assert len({address(x) for x in [make(), make()]}) == 2 and not pool.kept()
+
+
 def test_results_of_a_scan(pool: Any):
     a = np.full((2, 600, 1024), 0.5, np.float32)
     first = scanfield.linear_scan(a, a, method="numpy.numba").output

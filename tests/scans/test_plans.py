@@ -11,7 +11,7 @@ from examples import BASE
 
 import scanfield
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
-from scanfield.scans import plans, surface
+from scanfield.scans import launches, plans, surface
 
 pytestmark = pytest.mark.backend("numpy")
 
@@ -34,8 +34,10 @@ def token(op: str, seed: int, batch: int = 2) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def built(monkeypatch):
-    """How often a call found a plan."""
+    """How often a call found a plan; no call has a launcher, which would be asked before."""
     monkeypatch.setattr(surface, "_PLANS", plans.Plans())
+    monkeypatch.setattr(launches.Launches, "run", lambda *_: None)
+    monkeypatch.setattr(launches.Launches, "note", lambda *_: None)
     found: list[bool] = []
     get = plans.Plans.get
 

@@ -139,7 +139,11 @@ class Implementation(Protocol):
     Verbs are ``forward``, ``save`` with ``backward``, ``step`` and ``summarise``; one that is absent is left to the
     generic code (``save`` and ``backward`` only together, as residuals belong to who made them). Outputs come in the
     dtype of the main array, states in ``call.compute``; all are fresh arrays. One with a method ``notes`` (from a call to
-    sentences) tells ``explain`` how it would run that call.
+    sentences) tells ``explain`` how it would run that call. One with a method ``launcher(call, verb, values, places,
+    shaped)`` is asked for a function of a tuple like ``values``, the arguments as the user gives them, that returns what
+    the verb does in the user's shapes, or None where a tuple is of another kind: where any type, option, dtype, shape or
+    stride differs. ``values[places[i]]`` is ``call.arrays[i]``, perhaps in another shape; ``shaped`` brings output and
+    state into the user's shapes. It may return None.
     """
 
     def declines(self, call: Call, verb: Verb) -> str | None:

@@ -69,7 +69,15 @@ _TABLE: dict[tuple[str, str, str], Row] = {}
 _MANIFESTS: list[Manifest] = []
 _BROKEN: list[Broken] = []
 _LOCK = SLOW_LOCK
-_LOCAL = threading.local()
+
+
+class _Local(threading.local):
+    """A thread's own: the method that ``use`` forces."""
+
+    method: str | None = None
+
+
+_LOCAL = _Local()
 _discovered = False
 _logged: set[tuple[str, ...]] = set()
 _BLOCKED: frozenset[str] = frozenset()
@@ -134,7 +142,7 @@ def select(call: Call, verb: Verb, method: str | None = None) -> Loaded:
     ensure(*key)
     row = _TABLE[key]
     if method is None:
-        method = getattr(_LOCAL, "method", None)
+        method = _LOCAL.method
     chosen = _forced(row, call, verb, method, key) if method is not None else _first(row, call, verb)
     if chosen is None:
         chosen = row.generic[operation.choose(call)]
@@ -222,7 +230,7 @@ def use(method: str | None) -> Iterator[None]:
     """
     if not isinstance(method, str | None):
         raise ArgumentError(f"method: {method!r}; allowed is the name of a method, or None")
-    before = getattr(_LOCAL, "method", None)
+    before = _LOCAL.method
     _LOCAL.method = method
     try:
         yield
@@ -232,7 +240,7 @@ def use(method: str | None) -> Iterator[None]:
 
 def forced_method() -> str | None:
     """The method that ``use`` forces in this thread (for a backend whose tasks run in other threads)."""
-    return getattr(_LOCAL, "method", None)
+    return _LOCAL.method
 
 
 def implementation(operation: str, name: str) -> Implementation:
@@ -249,6 +257,11 @@ def implementation(operation: str, name: str) -> Implementation:
                     raise BackendError(f"{name} cannot run {operation}: {loaded.absent}")
                 return loaded.implementation
     raise BackendError(f"no implementation of {operation} is called {name!r}")
+
+
+def row_of(key: tuple[str, str, str]) -> Row | None:
+    """What may run an operation on a library's arrays on a device, if that was asked for before; replaced, never changed."""
+    return _TABLE.get(key)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.keywords import unknown_keyword
 from scanfield.scans import packing
 from scanfield.scans.canonical import layout_text, step_layouts
+from scanfield.scans.launches import Described, Launches
 from scanfield.scans.plans import Plans, key_of
 
 P = ParamSpec("P")
@@ -102,9 +103,27 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
         )
         needed = tuple(name for name, p in signature.parameters.items() if p.default is p.empty)
 
+        def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Described | None:
+            bound = bind(scan, args, kwargs)
+            values = (*bound.arrays.values(), *bound.options.values())
+            plan = _PLANS.get(key_of(values, record.name)) if bound.states_at is None else None
+            return (
+                None
+                if plan is None
+                else Described(plan, (*bound.arrays, *bound.options), values, bound.method)
+            )
+
+        launches = (
+            Launches(record.name, "forward", positional, describe) if type(record) is Operation else None
+        )
+
         # No try around the call: torch.compile traces through here.
         @functools.wraps(function)
         def scan(*args: P.args, **kwargs: P.kwargs) -> ScanResult:
+            if launches is not None:
+                found = launches.run(args, kwargs)
+                if found is not None:
+                    return _named(ScanResult, found)
             by_position = positional[: len(args)]
             for keyword in kwargs:
                 if keyword not in known:
@@ -116,7 +135,10 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
                     _check_binding(record.name, signature, args, kwargs)
             if len(args) > len(positional):
                 _check_binding(record.name, signature, args, kwargs)
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if launches is not None:
+                launches.note(args, kwargs)
+            return result
 
         made = cast(Scan[P], scan)
         made.record = record
@@ -126,6 +148,10 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
         return made
 
     return decorate
+
+
+_named: Callable[[type[ScanResult], tuple[Array, Array]], ScanResult] = tuple.__new__
+"""A result without what a class of Python's own checks first."""
 
 
 def _check_binding(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> inspect.BoundArguments:
@@ -215,7 +241,19 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
     kinds = tuple(name for name in known if name != "method")
     plans = Plans()
 
+    def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Described | None:
+        arguments = {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
+        values = [arguments[name] for name in kinds]
+        plan = plans.get(key_of(values))
+        return None if plan is None else Described(plan, kinds, values, arguments["method"])
+
+    launches = Launches(record.name, "step", positional, describe) if type(record) is Operation else None
+
     def step(*args: Any, **kwargs: Any) -> tuple[Array, Array]:
+        if launches is not None:
+            found = launches.run(args, kwargs)
+            if found is not None:
+                return found
         for keyword in kwargs:
             if keyword not in known:
                 raise unknown_keyword(f"{record.name}.step", keyword, known, _ELSEWHERE)
@@ -231,6 +269,8 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
         plan = plans.get(key)
         if plan is not None:
             y, last = registry.call(plan.ready(values), "step", method)
+            if launches is not None:
+                launches.note(args, kwargs)
             return plan.output(y).squeeze(1), plan.state(last)
         arrays = {name: arguments.pop(name) for name in names}
         arrays[state_name] = arguments.pop("state")
@@ -239,6 +279,8 @@ def _stepper(record: Record, signature: inspect.Signature) -> Callable[..., tupl
             prepared = record.prepare(arrays, {**arguments, "reverse": False, "chunk_size": None}, step=True)
             plans.keep(key, record, dict(zip(kinds, values, strict=True)), prepared)
             y, last = registry.call(prepared.call, "step", method)
+            if launches is not None:
+                launches.note(args, kwargs)
             return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
 
     step.__name__, step.__qualname__ = "step", f"{record.name}.step"
