@@ -207,7 +207,7 @@ _KNOWN = ("0.6.", "0.7.", "0.8.", "0.9.", "0.10.")  # XLA ends a process that gi
 
 
 def quick_xla(*more: str) -> str:
-    """Value of XLA_FLAGS, for a process before it imports JAX, with `more` flags; what was set before comes last and holds."""
+    """XLA_FLAGS for a process before it imports JAX, with `more`; what was set before comes last and holds."""
     known = metadata.version("jaxlib").startswith(_KNOWN)
     flags = [f"--{name}={str(value).lower()}" for name, value in _QUICK.items()] if known else []
     return " ".join([*flags, *more, *os.environ.get("XLA_FLAGS", "").split()])
@@ -228,7 +228,9 @@ class Jax(Library):
         self.jax.config.update("jax_disable_most_optimizations", True)
         # Nobody reads which line of Python an instruction comes from.
         self.jax.config.update("jax_traceback_in_locations_limit", 0)
-        gc.set_threshold(50_000, 20, 50)  # a trace makes many objects that live: seldom look for those that do not
+        gc.set_threshold(
+            50_000, 20, 50
+        )  # a trace makes many objects that live: seldom look for those that do not
         self.xp = importlib.import_module("jax.numpy")
         self._compiled: dict[Any, Any] = {}
         self._options: dict[str, Any] = {}
