@@ -195,21 +195,25 @@ class Torch(Library):
         return bool(x.device == self.device)
 
 
-# XLA compiles small programs three times as fast without its newest generator of loops and in one piece. The
-# numbers stay; where a test is about what users run, `as_users_compile` leaves both out.
+# XLA compiles small programs in a third of the time by its older generator of loops and in one piece; the numbers stay.
 _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# What of that, and of `jax_disable_most_optimizations`, changes the instructions that run: as it is for users.
 _USERS = {
     "xla_cpu_use_fusion_emitters": True,
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
 }
-_KNOWN = ("0.6.", "0.7.", "0.8.", "0.9.", "0.10.")  # XLA ends a process that gives it a flag it does not know
+
+
+def _are_known() -> bool:
+    """Whether this jaxlib lies between two that take these flags: XLA ends a process at one that it does not know."""
+    return metadata.version("jaxlib").startswith(("0.6.", "0.7.", "0.8.", "0.9.", "0.10."))
 
 
 def quick_xla(*more: str) -> str:
     """XLA_FLAGS for a process before it imports JAX, with `more`; what was set before comes last and holds."""
-    known = metadata.version("jaxlib").startswith(_KNOWN)
-    flags = [f"--{name}={str(value).lower()}" for name, value in _QUICK.items()] if known else []
+    quick = _QUICK if _are_known() else {}
+    flags = [f"--{name}={str(value).lower()}" for name, value in quick.items()]
     return " ".join([*flags, *more, *os.environ.get("XLA_FLAGS", "").split()])
 
 
@@ -228,9 +232,8 @@ class Jax(Library):
         self.jax.config.update("jax_disable_most_optimizations", True)
         # Nobody reads which line of Python an instruction comes from.
         self.jax.config.update("jax_traceback_in_locations_limit", 0)
-        gc.set_threshold(
-            50_000, 20, 50
-        )  # a trace makes many objects that live: seldom look for those that do not
+        # A trace makes many objects that live: seldom look for those that do not.
+        gc.set_threshold(50_000, 20, 50)
         self.xp = importlib.import_module("jax.numpy")
         self._compiled: dict[Any, Any] = {}
         self._options: dict[str, Any] = {}
@@ -245,7 +248,8 @@ class Jax(Library):
 
     @contextmanager
     def as_users_compile(self) -> Iterator[None]:
-        self._options = _USERS if metadata.version("jaxlib").startswith(_KNOWN) else {}
+        known = _are_known()
+        self._options = {name: value for name, value in _USERS.items() if known or name not in _QUICK}
         try:
             yield
         finally:
