@@ -84,13 +84,6 @@ OLDER = {"5.9.0": "constraints/transformers-5.9.txt"}
 MODELS = ["tests/compat/test_compat_transformers.py", "tests/compat/test_compat_explain.py"]
 
 
-# JAX compiles small programs in a third of the time, to the same numbers; tests/arrays.py says so too, and more of it.
-UNOPTIMISED = {
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
-}
-
 COVERED = ("python", "-m", "coverage", "run", "-m", "pytest")
 
 
@@ -227,8 +220,7 @@ def agree(session: nox.Session) -> None:
     """
     install(session, ["numba", "torch", "jax", "dask", "cli"], ["test", "strict"])
     command = ["python", "tests/cuda/on_standin.py", "check", "--full", f"--jobs={processes(session)}"]
-    # JAX optimises in `demo`, whose check is of the same operations: here it would for half of the time.
-    session.run(*command, *session.posargs, env=environment(session) | UNOPTIMISED)
+    session.run(*command, *session.posargs, env=environment(session))
     session.run("pytest", "tests/agree", env=environment(session))
 
 

@@ -195,7 +195,8 @@ class Torch(Library):
         return bool(x.device == self.device)
 
 
-# XLA compiles small programs in a third of the time by its older generator of loops and in one piece; the numbers stay.
+# XLA compiles small programs in a third of the time by its older generator of loops and in one piece. Numbers may be
+# rounded another way.
 _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 # What of that, and of `jax_disable_most_optimizations`, changes the instructions that run: as it is for users.
 _USERS = {
