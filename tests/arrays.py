@@ -17,8 +17,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -115,6 +118,11 @@ class Library:
         """`function(*arguments)`, compiled where the library compiles. Arguments are trees of arrays."""
         return function(*arguments)
 
+    @contextmanager
+    def as_users_compile(self) -> Iterator[None]:
+        """Within, `run` compiles as a user's program is compiled, where tests do it in less time otherwise."""
+        yield
+
     # -- sizes -----------------------------------------------------------------------------------------------
     def time(self, steps: int) -> int:
         """The number of time steps to test with; fewer where a step is expensive."""
@@ -187,6 +195,29 @@ class Torch(Library):
         return bool(x.device == self.device)
 
 
+# XLA compiles small programs in a third of the time by its older generator of loops and in one piece. Numbers may be
+# rounded another way.
+_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# What of that, and of `jax_disable_most_optimizations`, changes the instructions that run: as it is for users.
+_USERS = {
+    "xla_cpu_use_fusion_emitters": True,
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+}
+
+
+def _are_known() -> bool:
+    """Whether this jaxlib lies between two that take these flags: XLA ends a process at one that it does not know."""
+    return metadata.version("jaxlib").startswith(("0.6.", "0.7.", "0.8.", "0.9.", "0.10."))
+
+
+def quick_xla(*more: str) -> str:
+    """XLA_FLAGS for a process before it imports JAX, with `more`; what was set before comes last and holds."""
+    quick = _QUICK if _are_known() else {}
+    flags = [f"--{name}={str(value).lower()}" for name, value in quick.items()]
+    return " ".join([*flags, *more, *os.environ.get("XLA_FLAGS", "").split()])
+
+
 class Jax(Library):
     """JAX on the CPU with 64-bit types on, which only a program's main may switch, never the library."""
 
@@ -194,20 +225,36 @@ class Jax(Library):
     KEPT = 50  # compiled functions
 
     def __init__(self) -> None:
+        os.environ["XLA_FLAGS"] = quick_xla()
         self.jax = importlib.import_module("jax")
         self.jax.config.update("jax_enable_x64", True)
         self.jax.config.update("jax_default_matmul_precision", "highest")
         # Hundreds of small functions are compiled once and run once: half the time would go into optimising.
         self.jax.config.update("jax_disable_most_optimizations", True)
+        # Nobody reads which line of Python an instruction comes from.
+        self.jax.config.update("jax_traceback_in_locations_limit", 0)
+        # A trace makes many objects that live: seldom look for those that do not.
+        gc.set_threshold(50_000, 20, 50)
         self.xp = importlib.import_module("jax.numpy")
         self._compiled: dict[Any, Any] = {}
+        self._options: dict[str, Any] = {}
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        if function not in self._compiled:
+        key = function, bool(self._options)
+        if key not in self._compiled:
             if len(self._compiled) == self.KEPT:
                 self._forget()
-            self._compiled[function] = self.jax.jit(function)
-        return self._compiled[function](*arguments)
+            self._compiled[key] = self.jax.jit(function, compiler_options=self._options or None)
+        return self._compiled[key](*arguments)
+
+    @contextmanager
+    def as_users_compile(self) -> Iterator[None]:
+        known = _are_known()
+        self._options = {name: value for name, value in _USERS.items() if known or name not in _QUICK}
+        try:
+            yield
+        finally:
+            self._options = {}
 
     def _forget(self) -> None:
         """Give back what compiled functions hold, megabytes each; glibc keeps freed memory until it is asked."""

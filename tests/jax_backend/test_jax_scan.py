@@ -177,7 +177,7 @@ def test_the_packed_state_s_gradient_is_that_of_sequences_apart():
 
 ELSEWHERE = """
 import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 " + os.environ.get("XLA_FLAGS", "")
 import numpy as np, jax, jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 import scanfield

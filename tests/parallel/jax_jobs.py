@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
+from arrays import quick_xla
+
 # Four devices; and programs that run once are not worth optimising.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4 "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = quick_xla(
+    "--xla_force_host_platform_device_count=4",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
 )
 
 from collections.abc import Sequence
@@ -27,6 +30,7 @@ from scanfield_jax.parallel import DeviceReducer, sequence_parallel
 from scanfield_jax.parallel.line import Line, bounds_along
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)
 WHOLE = ("A", "D", "delta_bias", "dt_bias", "initial_state")
 
 

@@ -30,6 +30,9 @@ from scanfield.layers import (
 
 SUBJECT = agree_pinn.Subject("layers")
 
+Verb = Callable[[Layer, Any, Any, Place], dict[str, Any]]
+"""``verb(layer, x, state, place)``: results by name."""
+
 _WIDTH, _TIME, _BATCH, _VOCABULARY = 4, 6, 2, 7
 
 
@@ -100,29 +103,36 @@ def _whole(layer: Layer, x: Any, array: Any) -> Any:
     return array(numpy.asarray(x).astype("int32")) if layer.tokens else x
 
 
-def _built(
-    arrays: Mapping[str, Any], x: Any, options: Mapping[str, Any], place: Place
-) -> tuple[Layer, Any, Any]:
-    """The layer of a case on a place's arrays, its input and its state."""
-    layer = _FULL[options["kind"]]().replaced(_under(_PARAMETER, arrays))
-    x = _whole(layer, place.numpy(x), place.array) if layer.tokens else x
-    return layer, x, _under(_STATE, arrays)
-
-
 def _under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _weights(like: Any, seed: int, place: Place) -> Any:
     """A cotangent for a result."""
-    shape, dtype = place.numpy(like).shape, place.numpy(like).dtype
+    dtype = str(like.dtype).rpartition(".")[2]
     # Rounded to float32, so that both dtypes have the same inputs.
-    drawn = numpy.random.default_rng(seed).standard_normal(shape).astype("float32")
+    drawn = numpy.random.default_rng(seed).standard_normal(tuple(like.shape)).astype("float32")
     return place.array(drawn.astype(dtype))
 
 
+def _run(verb: Verb, x: Any, arrays: Any, options: Any, place: Place) -> dict[str, Any]:
+    """The verb of the layer of a case, on a place's arrays: one program where the library compiles."""
+    make = _FULL[options["kind"]]
+    if make().tokens:
+        x = _whole(make(), place.numpy(x), place.array)
+
+    def run(x: Any, parameters: Any, state: Any) -> dict[str, Any]:
+        return verb(make().replaced(parameters), x, state, place)
+
+    found: dict[str, Any] = place.compiled(run)(x, _under(_PARAMETER, arrays), _under(_STATE, arrays))
+    return found
+
+
 def _vjp(record: Any, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
-    layer, x, state = _built(arrays, arrays["x"], options, place)
+    return _run(_vjp_of, arrays["x"], arrays, options, place)
+
+
+def _vjp_of(layer: Layer, x: Any, state: Any, place: Place) -> dict[str, Any]:
     (output, after), pullback = layer.vjp(x, state)
     d_after = {name: _weights(array, i + 1, place) for i, (name, array) in enumerate(after.items())}
     d_x, d_state, gradients = pullback(_weights(output, 0, place), d_after)
@@ -132,13 +142,19 @@ def _vjp(record: Any, arrays: Any, token: Any, options: Any, place: Place) -> di
 
 
 def _step(record: Any, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
-    layer, x, state = _built(arrays, token["x"], options, place)
+    return _run(_step_of, token["x"], arrays, options, place)
+
+
+def _step_of(layer: Layer, x: Any, state: Any, place: Place) -> dict[str, Any]:
     output, after = layer.step(x, state)
     return {"step's output": output} | {f"step's {name}": array for name, array in after.items()}
 
 
 def _relevance(record: Any, arrays: Any, token: Any, options: Any, place: Place) -> dict[str, Any]:
-    layer, x, state = _built(arrays, arrays["x"], options, place)
+    return _run(_relevance_of, arrays["x"], arrays, options, place)
+
+
+def _relevance_of(layer: Layer, x: Any, state: Any, place: Place) -> dict[str, Any]:
     R = _weights(layer(x, state).output, 3, place)
     # At 1 no small output, which every implementation rounds its own way, is divided by.
     found = layer.relevance(R, x, state, epsilon=1.0)
