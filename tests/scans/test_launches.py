@@ -207,7 +207,7 @@ def test_who_asks_counts(straight, monkeypatch):
     with scanfield.use(method="numpy.numba"):
         until_straight(lambda: step(**given), straight)
     for wrong in ("no such", ["numpy.numba"], 3):
-        with scanfield.use(method=wrong), pytest.raises(ArgumentError, match="method"):
+        with pytest.raises(ArgumentError, match="method"), scanfield.use(method=wrong):
             step(**given)
     step(**given)
     assert straight[-1]

@@ -65,10 +65,7 @@ class Launches:
         values = (*args, *kwargs.values())
         if not values or type(values[0]) is not ndarray:
             return None
-        forced = registry.forced_method()
-        if forced is not None and type(forced) is not str:
-            return None
-        entry = self._found.get((forced, values[0].shape, len(args), *kwargs))
+        entry = self._found.get((registry.forced_method(), values[0].shape, len(args), *kwargs))
         if entry is None or entry.row is not registry.row_of(self._key):
             return None
         for launcher in entry.launchers:
