@@ -65,6 +65,17 @@ def test_sizes_of_zero(library):
         assert pullback(result.output)["a"].shape == shape
 
 
+def test_no_state_leaves_the_skip_connection(library):
+    """Its gradient asked the generic form for the shapes of residuals, of which that knew nothing."""
+    u, none, D = jnp.full((1, 4, 3), 2.0), jnp.zeros((3, 0)), jnp.asarray([0.5, 1.0, 2.0])
+    given = (u, u, none, jnp.zeros((1, 4, 0)), jnp.zeros((1, 4, 0)), D)
+    result, pullback = scanfield.vjp(scanfield.selective_scan, *given, method=METHOD)
+    assert np.array_equal(library.raw(result.output), np.broadcast_to([1.0, 2.0, 4.0], (1, 4, 3)))
+    found = pullback(jnp.ones_like(u))
+    assert np.array_equal(library.raw(found["u"]), np.broadcast_to([0.5, 1.0, 2.0], (1, 4, 3)))
+    assert np.array_equal(library.raw(found["D"]), [8.0] * 3) and not library.raw(found["delta"]).any()
+
+
 def test_memory_that_is_given_away_is_not_written_before_it_is_read():
     a, b = draw(2, 33, 5), draw(2, 33, 5)
     want = scanfield.linear_scan(a, b, method=METHOD).output + b
