@@ -132,6 +132,34 @@ for call in scan_cases():
 """
 
 
+@pytest.mark.parametrize(
+    ("features", "name", "asked", "width"),
+    [
+        ("+avx, -avx512f,+fma", None, "", 32),
+        ("+avx,+avx512f", None, "", 64),
+        ("-avx", "generic", "", 16),
+        (None, "nocona", "", 16),  # a processor by its name alone: nobody says what it has
+        ("+avx", None, "64", 64),
+    ],
+)
+def test_the_width_of_another_processor(monkeypatch, features, name, asked, width):
+    """numba may be told to compile for another machine than this one; then this one's registers do not count."""
+    from scanfield_numpy import vector
+
+    monkeypatch.setattr(vector.config, "CPU_FEATURES", features)
+    monkeypatch.setattr(vector.config, "CPU_NAME", name)
+    monkeypatch.setenv("SCANFIELD_VECTOR_BYTES", asked)
+    assert vector._register_bytes() == width
+
+
+def test_a_width_that_no_register_has(monkeypatch):
+    from scanfield_numpy import vector
+
+    monkeypatch.setenv("SCANFIELD_VECTOR_BYTES", "24")
+    with pytest.raises(ValueError, match="SCANFIELD_VECTOR_BYTES: '24'; allowed are 16, 32 and 64"):
+        vector._register_bytes()
+
+
 @pytest.mark.parametrize("width", [16, 32, 64])
 def test_golden_cases_at_forced_vector_widths(width: int):
     """4, 8 and 16 numbers of float32."""
