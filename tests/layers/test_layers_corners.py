@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from arrays import Library, same_bits
 
-from scanfield import layers
-from scanfield.errors import ArgumentError, DtypeError, ShapeError
+from scanfield import layers, tensorfile
+from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
 from scanfield.layers import Composite, Linear, Sequential, convolution
 from scanfield.layers.functions import Activation
 from scanfield.layers.linear import Lookup
@@ -96,6 +99,32 @@ def test_what_does_not_fit_a_layer_is_told():
     norm = layers.RMSNorm(4).init(0, np)
     with pytest.raises(ShapeError, match=r"x: shape \(1, 5, 3\), but the last axis must have size 4"):
         norm(np.ones((1, 5, 3), np.float32))
+
+
+def test_numbers_that_no_file_holds_leave_none(tmp_path: Path):
+    layer = Linear(3, 2).init(0, np, dtype="longdouble")
+    if layer.named_parameters()["weight"].dtype == np.float64:
+        pytest.skip("this system has no longer numbers than float64")
+    with pytest.raises(DtypeError, match=r"weight: dtype float\d+; allowed in a file are .*bfloat16"):
+        layers.save(layer, tmp_path / "w.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its header was whole; another process truncated it then. The layer is as it was."""
+    layer = Linear(64, 128).init(0, np)  # more than a buffer of the system's
+    layers.save(layer, path := tmp_path / "w.safetensors")
+    before = {name: array.copy() for name, array in layer.named_parameters().items()}
+    filled = tensorfile._filled
+
+    def late(path: Path, file: Any, begin: int, entry: Any) -> Any:
+        os.truncate(path, begin + 16)
+        return filled(path, file, begin, entry)
+
+    monkeypatch.setattr(tensorfile, "_filled", late)
+    with pytest.raises(StateError, match=r"w\.safetensors: cut off while it was read"):
+        layers.load(layer, path)
+    assert all(same_bits(array, before[name]) for name, array in layer.named_parameters().items())
 
 
 def test_a_frozen_embedding_and_a_frozen_layer_in_two_places():
