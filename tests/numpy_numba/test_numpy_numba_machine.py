@@ -132,6 +132,36 @@ for call in scan_cases():
 """
 
 
+def test_an_interrupt_while_an_interrupted_call_is_given_up(monkeypatch):
+    """Whoever holds the arrays waits for the kernels that write them, however often the user is impatient."""
+    from scanfield_numpy import threads
+
+    interrupts, told = [KeyboardInterrupt, KeyboardInterrupt, None], []
+
+    class Task:
+        def cancel(self) -> None:
+            told.append("cancel")
+
+    def wait(waiting: list[Task]) -> None:
+        told.append("wait")
+        raised = interrupts[told.count("wait") - 1]
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(threads, "wait", wait)
+    threads._abandon([Task(), Task()])
+    assert told == ["cancel", "cancel", "wait"] * 3
+
+
+def test_no_tasks_compile_nothing():
+    from scanfield_numpy import threads
+
+    def kernel(dtype: str, size: int) -> None:
+        raise AssertionError("compiled")
+
+    threads.run(kernel, "float32", 0, 1e9, 4, (), ())
+
+
 @pytest.mark.parametrize(
     ("features", "name", "asked", "width"),
     [
