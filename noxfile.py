@@ -58,7 +58,7 @@ TESTED = "constraints/tested.txt"
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
 # alone, so that an import of another one cannot go unnoticed; numba with those whose arrays its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
-    "numpy": (["numba", "pinn", "plot"], ["peers", "namespaces", "mpi"]),
+    "numpy": (["numba", "pinn", "plot", "cli"], ["peers", "namespaces", "mpi"]),
     "strict": (["pinn"], ["strict"]),
     "torch": (["torch", "numba", "pinn"], ["peers-torch"]),
     "jax": (["jax", "numba", "pinn"], []),

@@ -139,3 +139,20 @@ def test_progress_is_for_terminals(monkeypatch):
     assert shown[False, True] == shown[False, False] == ""
     assert "timing: 2 of 2" in shown[True, False] and "two" in shown[True, False]
     assert "three" not in shown[True, False]
+
+
+def test_a_terminal_with_rich_has_a_bar(monkeypatch):
+    pytest.importorskip("rich", reason="the bar needs rich")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name, value in {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with console.progress("timing", 2) as tick:
+        tick("d_key[0, 1]")
+        tick("d_key[0, 2]")  # the last words are drawn at the end, and are no markup
+    assert all(words in stream.getvalue() for words in ("timing", "2/2", "d_key[0, 2]"))
