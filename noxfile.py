@@ -191,6 +191,9 @@ def coverage(session: nox.Session, library: str) -> None:
     under = (*COVERED, f"--override-ini=cache_dir={kept}")
     places = ["tests/cuda"] if library == "cuda" else []
     run_tests(session, "numpy" if library == "cuda" else library, *places, under=under)
+    if library == "torch" and not session.posargs:
+        for version in OLDER:
+            run_with_transformers(session, version, under)
     session.env["COVERAGE_FILE"] = ".coverage"
     session.run("coverage", "combine", "--keep", "--quiet", *map(str, sorted(counts.iterdir())))
     session.run("coverage", "report")
@@ -430,7 +433,7 @@ def install_sources(session: nox.Session) -> None:
     session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", "lxt", env=no_kernels)
 
 
-def run_with_transformers(session: nox.Session, version: str) -> None:
+def run_with_transformers(session: nox.Session, version: str, under: Sequence[str] = ("pytest",)) -> None:
     """Run the tests of transformers' models with this version; an older one lies in a folder before the installed one."""
     variables = environment(session)
     if version in OLDER:
@@ -438,7 +441,7 @@ def run_with_transformers(session: nox.Session, version: str) -> None:
         if not folder.is_dir():
             session.install("--no-compile", "--no-deps", "--target", str(folder), "-r", OLDER[version])
         variables["PYTHONPATH"] = str(folder)
-    session.run("pytest", "--backend=torch", *MODELS, *session.posargs, env=variables)
+    session.run(*under, "--backend=torch", *MODELS, *session.posargs, env=variables)
 
 
 def run_tests(session: nox.Session, library: str, *places: str, under: Sequence[str] = ("pytest",)) -> None:
