@@ -315,6 +315,36 @@ def test_a_report_tells_all_that_was_found_by_pair_and_by_operation():
     assert not any("selective_scan" in row for row in rows)
 
 
+def test_reports_of_several_processes_are_one():
+    run, crash = (
+        agree.Run("jax", "one"),
+        agree.Crash(agree.Run("jax", "one"), "gdn2", "step", "ValueError: no"),
+    )
+    whole = agree.Report()
+    for dtype, name in (("float32", "gdn2"), ("float64", "kda")):
+        pair = agree.Pair()
+        pair.add(
+            agree.Worst(
+                0.5 if name == "kda" else 2.0, 1e-6, 4e-6, name, "plain", dtype, "output", (0,), 1.0, 1.0
+            )
+        )
+        whole.add(
+            agree.Report(
+                pairs={(run, run): pair},
+                crashes={crash: [f"{dtype} plain"]},
+                declined={(run, "complex"): {name}},
+                selected={"jax"},
+                runs={name: {run}},
+            )
+        )
+    assert whole.crashes == {crash: ["float32 plain", "float64 plain"]}
+    assert whole.declined == {(run, "complex"): {"gdn2", "kda"}} and whole.selected == {"jax"}
+    assert whole.runs == {"gdn2": {run}, "kda": {run}}
+    (pair,) = whole.pairs.values()
+    assert pair.compared == 2 and set(pair.worst) == {"gdn2", "kda"} and len(pair.failed) == 1
+    assert not whole.agree
+
+
 @pytest.mark.parametrize("pace", ["ready", "compiles", "builds a graph"])
 def test_what_slow_places_run_is_a_selection(pace):
     """The first regime and packs of a base operation; of what compiles, the first one of the others too."""
