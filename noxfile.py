@@ -59,7 +59,7 @@ TESTED = "constraints/tested.txt"
 # The extras, and the dependency-groups beside `test`, of a run of the tests on each array library. Each library comes
 # alone, so that an import of another one cannot go unnoticed; numba with those whose arrays its kernels take.
 LIBRARIES: dict[str, tuple[list[str], list[str]]] = {
-    "numpy": (["numba", "pinn", "plot"], ["peers", "namespaces", "mpi"]),
+    "numpy": (["numba", "pinn", "plot", "cli"], ["peers", "namespaces", "mpi"]),
     "strict": (["pinn"], ["strict"]),
     "torch": (["torch", "numba", "pinn"], ["peers-torch"]),
     "jax": (["jax", "numba", "pinn"], []),
@@ -192,6 +192,9 @@ def coverage(session: nox.Session, library: str) -> None:
     under = (*COVERED, f"--override-ini=cache_dir={kept}")
     places = ["tests/cuda"] if library == "cuda" else []
     run_tests(session, "numpy" if library == "cuda" else library, *places, under=under)
+    if library == "torch" and not session.posargs:
+        for version in OLDER:
+            run_with_transformers(session, version, under)
     session.env["COVERAGE_FILE"] = ".coverage"
     session.run("coverage", "combine", "--keep", "--quiet", *map(str, sorted(counts.iterdir())))
     session.run("coverage", "report")
@@ -444,7 +447,7 @@ def install_sources(session: nox.Session) -> None:
     session.install(*alone, "-c", TESTED, "fla-core", "mamba-ssm", "zennit", "lxt", env=no_kernels)
 
 
-def run_with_transformers(session: nox.Session, version: str) -> None:
+def run_with_transformers(session: nox.Session, version: str, under: Sequence[str] = ("pytest",)) -> None:
     """Run the tests of transformers' models with this version; an older one lies in a folder before the installed one."""
     variables = environment(session)
     if version in OLDER:
@@ -452,7 +455,7 @@ def run_with_transformers(session: nox.Session, version: str) -> None:
         if not folder.is_dir():
             session.install("--no-compile", "--no-deps", "--target", str(folder), "-r", OLDER[version])
         variables["PYTHONPATH"] = str(folder)
-    session.run("pytest", "--backend=torch", *MODELS, *session.posargs, env=variables)
+    session.run(*under, "--backend=torch", *MODELS, *session.posargs, env=variables)
 
 
 def run_tests(session: nox.Session, library: str, *places: str, under: Sequence[str] = ("pytest",)) -> None:

@@ -51,3 +51,10 @@ def test_what_is_no_number_of_threads(wrong: object):
     with pytest.raises(scanfield.ArgumentError, match=r"count: .*at least 1, or None"):
         scanfield.set_num_threads(wrong)
     assert scanfield.get_num_threads() == 5
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(6, 6), (None, 1)])
+def test_a_system_that_tells_no_affinity_tells_its_processors(monkeypatch, cpus, threads):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    assert scanfield.get_num_threads() == threads

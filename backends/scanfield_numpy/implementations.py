@@ -29,6 +29,53 @@ _COMPLEX: dict[str, type[Verbs]] = {
 }
 
 
+class _Stateless:
+    """``selective_scan`` with no state: nothing for a kernel to do, and nothing to keep beside the inputs.
+
+    The generic form does what is left, the skip connection and the gate.
+    """
+
+    def declines(self, call: Call, verb: Verb) -> str | None:
+        """Nothing."""
+        return None
+
+    def forward(self, call: Call) -> tuple[Array, Array]:
+        """Output and final state."""
+        return self._generic(call).forward(call)
+
+    step = forward
+
+    def save(self, call: Call) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Output and final state; no residuals."""
+        return *self._generic(call).forward(call), ()
+
+    def residuals(self, call: Call) -> Residuals:
+        """None."""
+        return ()
+
+    def backward(
+        self,
+        call: Call,
+        residuals: tuple[Array, ...],
+        d_output: Array | None,
+        d_final_state: Array | None,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The wanted gradients."""
+        generic = self._generic(call)
+        return generic.backward(call, generic.save(call)[2], d_output, d_final_state, wanted)
+
+    def summarise(self, call: Call) -> tuple[Array, Array]:
+        """Transition and final state from zero."""
+        return self._generic(call).summarise(call)
+
+    def _generic(self, call: Call) -> Verbs:
+        return cast(Verbs, operation_of(call).generic["recurrent"])
+
+
+_STATELESS = _Stateless()
+
+
 class Compiled:
     """Implementation of an operation for all kinds of numbers that it takes."""
 
@@ -39,9 +86,7 @@ class Compiled:
 
     def _chosen(self, call: Call) -> Verbs:
         if call.operation == "selective_scan" and call.arrays[2].shape[1] == 0:
-            return cast(
-                Verbs, operation_of(call).generic["recurrent"]
-            )  # no state, and so nothing for a kernel to do but the skip connection and the gate
+            return _STATELESS
         own = OWN.get(call.compute)
         others = [x for x in call.arrays if x is not None and not isinstance(x, tuple) and x.dtype is not own]
         if not others:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import scanfield
-from scanfield.cli import agree, check, draws, main
+from scanfield.cli import agree, check, draws, jobs, main
 from scanfield.cli.check import as_json, as_text
 from scanfield.cli.places import absent, places
 
@@ -262,6 +264,154 @@ def test_a_pair_that_is_apart_is_drawn_too(tmp_path):
     report = agree.Report(pairs={(left, right): pair, (left, third): agree.Pair()})
     check.draw(report, tmp_path / "agreement.svg")
     assert "<!-- inf -->" in (tmp_path / "agreement.svg").read_text()
+
+
+def test_implementations_without_a_verb_in_common_are_no_pair():
+    """A table of the worst element of each pair had none to show, and the check ended there."""
+    one, other, third = (agree.Run("numpy", name) for name in ("one", "other", "third"))
+    results = {
+        one: {"output": np.ones(2)},
+        other: {"step's output": np.ones(2)},
+        third: {"output": np.ones(2), "step's output": np.ones(2)},
+    }
+    report, (record,) = agree.Report(), agree.operations(["linear_scan"])
+    case = types.SimpleNamespace(regime=draws.QUICK[0])
+    agree._compare_case(record, case, "float64", results, {}, report)
+    assert set(report.pairs) == {(one, third), (other, third)}
+    assert "2 pairs of implementations, 2 comparisons of arrays: all agree" in as_text(report)
+
+
+def test_a_report_tells_all_that_was_found_by_pair_and_by_operation():
+    left, right, slow = agree.Run("numpy", "one"), agree.Run("numpy", "two"), agree.Run("jax", "slow")
+    pair = agree.Pair()
+    for i in range(8):
+        pair.add(agree.Worst(10.0 + i, 1e-3, 4e-6, "gdn2", "plain", "float32", f"d_{i}", (0, i), 1.0, 2.0))
+    pair.add(agree.Worst(0.5, 2e-6, 4e-6, "linear_scan", "plain", "float32", "output", (), 1.0, 1.0))
+    report = agree.Report(
+        pairs={(left, right): pair},
+        crashes={agree.Crash(slow, "gdn2", "forward", "ValueError: no"): ["float32 plain", "float64 plain"]},
+        declined={(slow, "complex numbers"): {"selective_scan", "linear_scan"}},
+        selected={"jax", "dask"},
+        absent={"cupy": "not installed"},
+        runs={"gdn2": {left, right}, "linear_scan": {left, right}, "selective_scan": {left}},
+    )
+    shown = as_text(report)
+    assert (
+        shown.count("APART  numpy one and numpy two") == 5 and "and 3 more arrays of numpy one and" in shown
+    )
+    assert shown.index("d_7[0, 7]") < shown.index("d_6[0, 6]")  # the worst first
+    for words in (
+        "RAISED jax slow: gdn2, forward (float32 plain; float64 plain)\n       ValueError: no",
+        "not compared: jax slow, linear_scan, selective_scan: complex numbers",
+        "not here: cupy, not installed",
+        "only one implementation here, so nothing to compare: selective_scan",
+        "dask, jax: a selection of the cases",
+        "1 pair of implementations, 9 comparisons of arrays: NOT all agree",
+    ):
+        assert words in shown
+    rows = [line.split() for line in as_text(report, by_operation=True).splitlines()[:4]]
+    assert rows[2][:6] == ["gdn2", "2", "1.0e-03", "/", "4e-06", "APART"]
+    assert rows[3][:5] == ["linear_scan", "2", "2.0e-06", "/", "4e-06"] and rows[3][5] == "float32,"
+    assert not any("selective_scan" in row for row in rows)
+
+
+def test_reports_of_several_processes_are_one():
+    run, crash = (
+        agree.Run("jax", "one"),
+        agree.Crash(agree.Run("jax", "one"), "gdn2", "step", "ValueError: no"),
+    )
+    whole = agree.Report()
+    for dtype, name in (("float32", "gdn2"), ("float64", "kda")):
+        pair = agree.Pair()
+        pair.add(
+            agree.Worst(
+                0.5 if name == "kda" else 2.0, 1e-6, 4e-6, name, "plain", dtype, "output", (0,), 1.0, 1.0
+            )
+        )
+        whole.add(
+            agree.Report(
+                pairs={(run, run): pair},
+                crashes={crash: [f"{dtype} plain"]},
+                declined={(run, "complex"): {name}},
+                selected={"jax"},
+                runs={name: {run}},
+            )
+        )
+    assert whole.crashes == {crash: ["float32 plain", "float64 plain"]}
+    assert whole.declined == {(run, "complex"): {"gdn2", "kda"}} and whole.selected == {"jax"}
+    assert whole.runs == {"gdn2": {run}, "kda": {run}}
+    (pair,) = whole.pairs.values()
+    assert pair.compared == 2 and set(pair.worst) == {"gdn2", "kda"} and len(pair.failed) == 1
+    assert not whole.agree
+
+
+@pytest.mark.parametrize("pace", ["ready", "compiles", "builds a graph"])
+def test_what_slow_places_run_is_a_selection(pace):
+    """The first regime and packs of a base operation; of what compiles, the first one of the others too."""
+    place = types.SimpleNamespace(pace=pace)
+    records = {record.name: record for record in agree.operations()}
+
+    def met(name, dtype):
+        cases = [case for _, case in agree.cases([records[name]], full=True)]
+        packed = {i for i, case in enumerate(cases) if getattr(case.regime, "packed", False)}
+        found = {i for i, case in enumerate(cases) if agree._is_selected(place, records[name], case, dtype)}
+        return found, packed, len(cases)
+
+    for name in ("linear_scan", "kda", "pinn"):
+        for dtype in ("float32", "float64"):
+            found, packed, count = met(name, dtype)
+            if pace == "ready":
+                want = set(range(count))
+            elif name == "linear_scan":
+                assert packed
+                want = {0} | packed if dtype == "float32" else {0} if pace == "compiles" else set()
+            else:
+                want = {0} if pace == "compiles" and dtype == "float32" else set()
+            assert found == want and count > len(packed) + 1, (name, dtype)
+
+
+def test_a_comparison_that_is_interrupted_ends_its_processes(monkeypatch):
+    ended = []
+
+    class Pool:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, function, *given):
+            task = Future()
+            task.set_result(function(*given))
+            return task
+
+        def shutdown(self, **options):
+            ended.append(options)
+
+    def impatient(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(jobs, "_one", lambda *_: ("a case", agree.Report()))
+    with pytest.raises(KeyboardInterrupt):
+        jobs.compare(["linear_scan"], ["numpy"], full=False, everything=False, jobs=2, done=impatient)
+    assert ended == [{"wait": False, "cancel_futures": True}]
+
+
+def test_processes_keep_what_they_compile_where_all_find_it(monkeypatch, tmp_path):
+    names = ("SCANFIELD_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    for name in (*names, "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    jobs._share_what_is_compiled(str(tmp_path))
+    assert [os.environ[name] for name in names] == [str(tmp_path / "numba"), str(tmp_path / "jax"), "0"]
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "the user's own")
+    monkeypatch.setenv("SCANFIELD_CACHE_DIR", "and this")
+    jobs._share_what_is_compiled(str(tmp_path))
+    assert [os.environ[name] for name in names[:2]] == ["and this", "the user's own"]
 
 
 def test_nothing_to_compare_is_no_agreement(monkeypatch, capsys):

@@ -14,6 +14,7 @@ import pytest
 
 import scanfield
 from scanfield.cli import console, info, main, parsers
+from scanfield.pinn import progress
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -139,3 +140,27 @@ def test_progress_is_for_terminals(monkeypatch):
     assert shown[False, True] == shown[False, False] == ""
     assert "timing: 2 of 2" in shown[True, False] and "two" in shown[True, False]
     assert "three" not in shown[True, False]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_terminal_with_rich_has_a_bar(monkeypatch, training):
+    """Of the steps of a command, and of the iterations of a training."""
+    pytest.importorskip("rich", reason="the bar needs rich")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name, value in {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if training:
+        with progress.shown(2, None) as tick:
+            tick(2, "d_key[0, 2]")
+    else:
+        with console.progress("timing", 2) as tick:
+            tick("d_key[0, 1]")
+            tick("d_key[0, 2]")
+    # The last words are drawn at the end, and are no markup.
+    assert all(words in stream.getvalue() for words in ("2/2", "d_key[0, 2]"))

@@ -145,3 +145,22 @@ def test_what_is_no_plain_model_is_refused():
     model.backbone.layers[0].mixer.in_proj.register_parameter("lora_A", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(scanfield.BackendError, match=r"lora_A.*merge adapters"):
         explain(model, ids)
+
+
+def test_a_class_of_ones_own_is_the_type_that_it_inherits_from():
+    base = model_of("mamba").double()
+    own = type("Mine", (type(base),), {})(base.config).double()
+    own.load_state_dict(base.state_dict())
+    for found, want in zip(explain(own.eval(), tokens())[:2], explain(base, tokens())[:2], strict=True):
+        torch.testing.assert_close(found, want)
+
+
+def test_a_model_of_no_type_is_refused():
+    class Stranger(transformers.PreTrainedModel):
+        config_class = transformers.MambaConfig
+
+        def forward(self, ids):
+            return ids
+
+    with pytest.raises(scanfield.BackendError, match="Stranger is no model of a type; explained are"):
+        language_model(Stranger(build("mamba").config))

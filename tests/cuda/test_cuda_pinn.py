@@ -142,6 +142,44 @@ def test_steps_of_one_element(card: Any, dtype: str, accumulate: bool) -> None:
             assert deviation(card.raw(out), want) <= TOLERANCE[dtype], (name, i)
 
 
+def test_steps_of_what_is_no_plane_go_through_cupys_own_functions(card: Any) -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.random((2, 3, 4)), rng.random((2, 3, 4))
+    out = card.cupy.ones((2, 3, 8))[:, :, ::2]
+    standin.LAUNCHES.clear()
+    pinn.sub_out(card.array(a), card.array(b), out)
+    assert same_bits(card.raw(out), a - b)
+    pinn.mul_scalar_out(card.array(a), 1.7, out)
+    assert same_bits(card.raw(out), a * 1.7)
+    pinn.tanh_deriv_mul_out(card.array(a), card.array(b), out, accumulate=True)
+    assert deviation(card.raw(out), a * 1.7 + (1 - a * a) * b) <= 1e-15
+    none = card.cupy.ones((2, 3))
+    pinn.fourier_grad(card.cupy.ones((0, 2)), card.cupy.ones((0, 6)), card.cupy.ones((2, 3)), none)
+    assert not card.raw(none).any() and not standin.LAUNCHES
+
+
+def test_cotangents_of_features_that_lie_otherwise(card: Any) -> None:
+    """Left to CuPy's own functions: the phases, the points and the sum for the frequencies are the generic ones."""
+    rng = np.random.default_rng(6)
+    n, d, m, r = 5, 2, 3, 1
+    x, omega, raw, hbar = (rng.standard_normal(s) for s in ((n, d), (d, m), (d, r), (4, n, 2 * m + r)))
+    results, ours = [], fused(card)
+    for kernels, place in ((generic(), library("numpy")), (ours, card), (ours, card)):
+        memory = NOTHING if kernels is not ours else Buffers(card.cupy, "float64", None)
+        given = [place.array(y) for y in (x, omega, raw)]
+        _, kept = kernels.features(*given, place.array(np.zeros(r)), (None,), True, memory)
+        cotangents = place.array(hbar.swapaxes(1, 2).copy() if len(results) == 1 else hbar)
+        cotangents = cotangents.swapaxes(1, 2) if len(results) == 1 else cotangents
+        standin.LAUNCHES.clear()
+        pbar, points, rows = kernels.features_back(cotangents, *given, kept, (None,), True, memory)
+        total = kernels.add_frequencies(place.array(np.zeros((d, m))), rows, memory)
+        launched = [launch.name for launch in standin.LAUNCHES]
+        assert launched == ([] if len(results) < 2 else ["embed_back", "omega_gradient"])
+        results.append([place.raw(y) for y in (pbar, points, total)])
+    for found in results[1:]:
+        assert all(deviation(y, want) <= 1e-13 for y, want in zip(found, results[0], strict=True))
+
+
 def test_zero_is_set_where_an_array_lies(card: Any) -> None:
     parent = card.array(np.ones((4, 6)))
     pinn.memset_zero_out(parent[:, 1:3])

@@ -190,6 +190,39 @@ def test_transforms_are_declined(mock):
         scanfield.linear_scan(torch.autograd.forward_ad.make_dual(a, a), a, method="torch.cuda")
 
 
+def test_what_the_kernels_cannot_take_is_declined_by_name(mock, monkeypatch):
+    class Named(torch.Tensor):
+        pass
+
+    a = torch.full((1, 5, 2), 0.5)
+    with pytest.raises(scanfield.BackendError, match=r"a Named of layout torch\.strided"):
+        scanfield.linear_scan(a.as_subclass(Named), a, method="torch.cuda")
+    followed = a.clone().requires_grad_()
+    with pytest.raises(scanfield.BackendError, match="autograd follows its results"):
+        scanfield.summarise(scanfield.linear_scan, followed, a, method="torch.cuda")
+    assert scanfield.summarise(scanfield.linear_scan, a, a, method="torch.cuda").state.shape == (1, 2)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(scanfield.BackendError, match=r"torch\.compile traces plain operations"):
+        scanfield.linear_scan(a, a, method="torch.cuda")
+
+
+def test_results_without_cotangents_have_no_gradient(mock):
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, d):
+            return None
+
+    a, c = (torch.full((1, 5, 2), 0.5, requires_grad=True) for _ in range(2))
+    standin.LAUNCHES.clear()
+    (Cut.apply(scanfield.linear_scan(a, a.detach(), method="torch.cuda").output) + c).sum().backward()
+    assert a.grad is None and c.grad is not None
+    assert not any("backward" in launch.name for launch in standin.LAUNCHES)
+
+
 def test_rocm_is_declined(mock, card, monkeypatch):
     monkeypatch.setattr(card.cupy.cuda.runtime, "is_hip", True)
     a = torch.rand(1, 5, 2)

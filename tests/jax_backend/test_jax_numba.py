@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -65,6 +66,17 @@ def test_sizes_of_zero(library):
         assert pullback(result.output)["a"].shape == shape
 
 
+def test_no_state_leaves_the_skip_connection(library):
+    """Its gradient asked the generic form for the shapes of residuals, of which that knew nothing."""
+    u, none, D = jnp.full((1, 4, 3), 2.0), jnp.zeros((3, 0)), jnp.asarray([0.5, 1.0, 2.0])
+    given = (u, u, none, jnp.zeros((1, 4, 0)), jnp.zeros((1, 4, 0)), D)
+    result, pullback = scanfield.vjp(scanfield.selective_scan, *given, method=METHOD)
+    assert np.array_equal(library.raw(result.output), np.broadcast_to([1.0, 2.0, 4.0], (1, 4, 3)))
+    found = pullback(jnp.ones_like(u))
+    assert np.array_equal(library.raw(found["u"]), np.broadcast_to([0.5, 1.0, 2.0], (1, 4, 3)))
+    assert np.array_equal(library.raw(found["D"]), [8.0] * 3) and not library.raw(found["delta"]).any()
+
+
 def test_memory_that_is_given_away_is_not_written_before_it_is_read():
     a, b = draw(2, 33, 5), draw(2, 33, 5)
     want = scanfield.linear_scan(a, b, method=METHOD).output + b
@@ -118,6 +130,39 @@ class TestErrors:
         x = jnp.ones(3, "float64")
         with pytest.raises(jax.errors.JaxRuntimeError, match=words):
             ffi.call(name, None, [x], [jax.ShapeDtypeStruct((3,), x.dtype)])[0].block_until_ready()
+
+    def test_calls_that_are_none_of_ours(self):
+        """Without the text that says what they are, or on numbers that no kernel knows."""
+        ffi.register("scanfield.test.kind", lambda what, arrays: arrays)
+        x = jnp.ones(3, "int32")
+        result = [jax.ShapeDtypeStruct((3,), x.dtype)]
+        with pytest.raises(jax.errors.JaxRuntimeError, match="expected one text, came 0 attributes"):
+            jax.ffi.ffi_call("scanfield.test.kind", result)(x)[0].block_until_ready()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a buffer of XLA's dtype 4"):
+            ffi.call("scanfield.test.kind", None, [x], result)[0].block_until_ready()
+
+    def test_structures_that_an_older_xla_has_shorter(self):
+        frame = ffi._Frame(struct_size=ctypes.sizeof(ffi._Frame) - 8)
+        with pytest.raises(RuntimeError, match="this version of XLA lays out _Frame otherwise"):
+            ffi._handle(frame, lambda what, arrays: [])
+        frame.struct_size += 8
+        with pytest.raises(RuntimeError, match="this version of XLA lays out _Buffers otherwise"):
+            ffi._handle(frame, lambda what, arrays: [])
+        assert ffi._failed(frame, "who asks did not say how to tell") is None
+
+    def test_a_version_that_xla_does_not_say_stands_in_its_header(self, monkeypatch, tmp_path):
+        told = ffi._Metadata()
+        ffi._describe(ffi._Frame(), told)
+        assert (told.version.major, told.version.minor) >= (0, 1)  # of the jaxlib that is installed
+        header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+        header.parent.mkdir(parents=True)
+        header.write_text("#define XLA_FFI_API_MAJOR 3\n#define XLA_FFI_API_MINOR 14\n")
+        monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+        ffi._describe(ffi._Frame(), told)
+        assert (told.version.major, told.version.minor) == (3, 14)
+        header.write_text("#define XLA_FFI_API_MAJOR 3\n")
+        with pytest.raises(RuntimeError, match="header of its FFI says no version"):
+            ffi._describe(ffi._Frame(), told)
 
     def test_inputs_cannot_be_written(self):
         def writes(what, arrays):

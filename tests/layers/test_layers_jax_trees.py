@@ -120,3 +120,28 @@ def test_a_layer_of_ones_own():
     layer = Doubled(3, 1, bias=False).init(0, jax.numpy)
     slope = jax.grad(lambda layer: layer(x).output.sum())(layer)
     assert slope.named_parameters()["weight"].tolist() == [[4.0, 4.0, 4.0]]
+
+
+def test_structures_are_equal_where_layers_are_built_alike():
+    """What JAX compiles for one layer serves another: structures are its keys."""
+    made = {
+        "one": Sequential(Linear(3, 4), Linear(4, 2)),
+        "other": Sequential(Linear(3, 4), Linear(4, 2)),
+        "narrower": Sequential(Linear(3, 4), Linear(4, 1)),
+        "another": Sequential(Linear(3, 2)),
+    }
+    trees = {
+        name: jax.tree.structure(layer.init(i, jax.numpy)) for i, (name, layer) in enumerate(made.items())
+    }
+    assert trees["one"] == trees["other"] and hash(trees["one"]) == hash(trees["other"])
+    assert trees["one"] != trees["narrower"] and trees["one"] != trees["another"]
+    assert "Structure(Sequential)" in str(trees["one"])
+
+
+def test_a_class_that_its_author_registered_stays_as_its_author_has_it():
+    class Own(Linear):
+        pass
+
+    jax.tree_util.register_pytree_node(Own, lambda layer: ((), layer), lambda layer, _: layer)
+    layer = Own(3, 2).init(0, jax.numpy)
+    assert jax.tree.leaves(layer) == [] and layer.named_parameters()["weight"].shape == (2, 3)

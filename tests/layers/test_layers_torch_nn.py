@@ -374,3 +374,26 @@ def test_what_is_wrong_is_told():
         block(torch.ones(1, 1, 4), {"ssm": torch.ones(1, 8, 2)})
     with pytest.raises(scanfield.BackendError, match="x"):
         block(np.ones((1, 2, 4)))
+
+
+def test_a_tied_model_takes_its_one_parameter_under_either_name():
+    """In the package's own names the model has one; a dictionary from elsewhere may have both."""
+    model = nn.LanguageModel(7, 4, [layers.MambaBlock(4, 2)], seed=0)
+    state = dict(model.state_dict())
+    embedding = state.pop("embedding.weight")
+    for number, names in enumerate(
+        (["lm_head.weight"], ["embedding.weight"], ["lm_head.weight", "embedding.weight"])
+    ):
+        weight = torch.full_like(embedding, float(number))
+        given = state | {name: weight.clone() for name in names}
+        assert not any(model.load_state_dict(given))
+        assert torch.equal(model.get_parameter("embedding.weight"), weight) and sorted(given) == sorted(
+            [*state, *names]
+        )
+    for other in (embedding + 1, embedding[:3], [1.0]):
+        with pytest.raises(
+            scanfield.StateError,
+            match=r"lm_head\.weight: differs from embedding\.weight, and this model is tied",
+        ):
+            model.load_state_dict(state | {"embedding.weight": embedding, "lm_head.weight": other})
+        assert torch.equal(model.get_parameter("embedding.weight"), weight)

@@ -39,6 +39,60 @@ def test_no_lanes(shape: tuple[int, ...]):
     assert {array.shape for array in gradients("linear_scan", a, a).values()} == {shape}
 
 
+def _empty(op: str, axis: str, kind: str) -> dict[str, np.ndarray]:
+    """Inputs of an operation with an axis of no size; D, a gate and a state among them."""
+    size = {"batch": 2, "time": 3, "channels": 3, "states": 2, "heads": 2, "key": 3, "value": 4} | {axis: 0}
+    B, T, C, N, H, K, V = size.values()
+    real = "float32" if kind == "complex64" else kind
+    if op == "linear_scan":
+        given = {name: np.ones((B, T, C), kind) for name in "ab"}
+        return given | {"initial_state": np.full((B, C), 2, kind)}
+    if op == "selective_scan":
+        given = {name: np.ones((B, T, C), real) for name in ("u", "delta", "z")}
+        given |= {
+            "A": np.ones((C, N), kind),
+            "D": np.ones(C, real),
+            "initial_state": np.ones((B, C, N), kind),
+        }
+        return given | {name: np.ones((B, T, N), kind) for name in "BC"}
+    given = {name: np.ones((B, T, H, K), kind) for name in ("query", "key", "log_decay", "erase")}
+    return given | {"value": np.ones((B, T, H, V), kind), "initial_state": np.ones((B, H, K, V), kind)}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "axis"),
+    [
+        *(
+            (op, kind, axis)
+            for op in ("linear_scan", "selective_scan")
+            for kind in ("float32", "complex64")
+            for axis in ("batch", "time", "channels")
+        ),
+        *(("gdn2", "float32", axis) for axis in ("batch", "time", "heads", "key", "value")),
+    ],
+)
+def test_an_axis_of_no_size_in_every_verb(op: str, kind: str, axis: str):
+    """What the generic form answers, number by number and shape by shape."""
+    given, function = _empty(op, axis, kind), getattr(scanfield, op)
+    state = given["initial_state"]
+    found = {}
+    for method in (METHOD, "generic.recurrent"):
+        result, pullback = scanfield.vjp(function, **given, method=method)
+        block = scanfield.summarise(
+            function, **{n: x for n, x in given.items() if n != "initial_state"}, method=method
+        )
+        found[method] = [*result, *pullback(result.output, result.final_state).values(), *block[:2]]
+        if axis != "time":
+            steady = ("A", "D", "initial_state")
+            token = {n: x if n in steady else x[:, 0] for n, x in given.items() if n != "initial_state"}
+            found[method] += function.step(state, **token, method=method)
+    for x, y in zip(*found.values(), strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            assert x.dtype == y.dtype and x.shape == y.shape
+            np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
 def test_no_state_leaves_the_skip_connection():
     u, none, D = np.full((2, 5, 3), 2.0), np.zeros((3, 0)), np.full(3, 0.5)
     result = scanfield.selective_scan(u, u, none, none, none, D, method=METHOD)

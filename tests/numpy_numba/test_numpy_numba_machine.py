@@ -148,6 +148,64 @@ def test_what_first_calls_rely_on_is_in_this_numba():
     assert parts.pipeline()["pipeline_class"].__module__ == parts.__name__
 
 
+def test_an_interrupt_while_an_interrupted_call_is_given_up(monkeypatch):
+    """Whoever holds the arrays waits for the kernels that write them, however often the user is impatient."""
+    from scanfield_numpy import threads
+
+    interrupts, told = [KeyboardInterrupt, KeyboardInterrupt, None], []
+
+    class Task:
+        def cancel(self) -> None:
+            told.append("cancel")
+
+    def wait(waiting: list[Task]) -> None:
+        told.append("wait")
+        raised = interrupts[told.count("wait") - 1]
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(threads, "wait", wait)
+    threads._abandon([Task(), Task()])
+    assert told == ["cancel", "cancel", "wait"] * 3
+
+
+def test_no_tasks_compile_nothing():
+    from scanfield_numpy import threads
+
+    def kernel(dtype: str, size: int) -> None:
+        raise AssertionError("compiled")
+
+    threads.run(kernel, "float32", 0, 1e9, 4, (), ())
+
+
+@pytest.mark.parametrize(
+    ("features", "name", "asked", "width"),
+    [
+        ("+avx, -avx512f,+fma", None, "", 32),
+        ("+avx,+avx512f", None, "", 64),
+        ("-avx", "generic", "", 16),
+        (None, "nocona", "", 16),  # a processor by its name alone: nobody says what it has
+        ("+avx", None, "64", 64),
+    ],
+)
+def test_the_width_of_another_processor(monkeypatch, features, name, asked, width):
+    """numba may be told to compile for another machine than this one; then this one's registers do not count."""
+    from scanfield_numpy import vector
+
+    monkeypatch.setattr(vector.config, "CPU_FEATURES", features)
+    monkeypatch.setattr(vector.config, "CPU_NAME", name)
+    monkeypatch.setenv("SCANFIELD_VECTOR_BYTES", asked)
+    assert vector._register_bytes() == width
+
+
+def test_a_width_that_no_register_has(monkeypatch):
+    from scanfield_numpy import vector
+
+    monkeypatch.setenv("SCANFIELD_VECTOR_BYTES", "24")
+    with pytest.raises(ValueError, match="SCANFIELD_VECTOR_BYTES: '24'; allowed are 16, 32 and 64"):
+        vector._register_bytes()
+
+
 @pytest.mark.parametrize("width", [16, 32, 64])
 def test_golden_cases_at_forced_vector_widths(width: int):
     """4, 8 and 16 numbers of float32."""

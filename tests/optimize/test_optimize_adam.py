@@ -121,6 +121,10 @@ def test_cosine_warms_up_turns_and_stays():
     assert Cosine(peak=1.0, steps=5, warmup=5)(5) == 0.0
 
 
+def test_a_constant_is_itself_at_every_step():
+    assert [Constant(0.25)(step) for step in (0, 1, 10_000)] == [0.25] * 3
+
+
 def test_schedules_are_values():
     for schedule in (Constant(0.1), Cosine(0.1, 10, 2), Exponential(0.1, 0.5, 10)):
         assert pickle.loads(pickle.dumps(schedule)) == schedule
@@ -133,10 +137,12 @@ def test_schedules_are_values():
         (lambda: Adam(learning_rate=0.0), "learning_rate"),
         (lambda: Adam(learning_rate=0.1, beta1=1.0), "beta1"),
         (lambda: Adam(learning_rate=0.1, epsilon=0.0), "epsilon"),
-        (lambda: Adam(learning_rate=0.1, weight_decay=-1.0), "weight_decay"),
+        (lambda: Adam(learning_rate=0.1, weight_decay=-1.0), "weight_decay = -1"),
+        (lambda: Adam(learning_rate=0.1, weight_decay=math.nan), "weight_decay = nan"),
         (lambda: Cosine(peak=1.0, steps=0), "steps"),
         (lambda: Cosine(peak=1.0, steps=3, warmup=4), "warmup"),
-        (lambda: Cosine(peak=1.0, steps=3, final=-1.0), "final"),
+        (lambda: Cosine(peak=1.0, steps=3, final=-1.0), "final = -1"),
+        (lambda: Cosine(peak=1.0, steps=3, final=math.nan), "final = nan"),
         (lambda: Exponential(initial=1.0, factor=0.0), "factor"),
         (lambda: Exponential(initial=1.0, factor=0.5, every=0), "every"),
         (lambda: Constant(math.nan), "value"),

@@ -152,12 +152,45 @@ def test_the_search_satisfies_both_conditions():
         assert found.value <= c1 * found.step * -0.5 and abs(found.slope) <= c2 * 0.5
 
 
+@pytest.mark.parametrize("value", [-3.0, -2.5], ids=["a line", "no minimum between"])
+def test_a_cubic_without_a_minimum_gives_way_to_the_middle(value):
+    """The search stands between 1 and 2, slopes falling at both: the cubic through them only falls."""
+    trials = {0.0: (0.0, -4.0), 1.0: (-2.0, -1.0), 2.0: (value, -1.0), 1.5: (-2.75, 0.0)}
+    found, used, _ = strong_wolfe(
+        lambda t: Trial(t, *trials[t], None), Trial(0.0, 0.0, -4.0, None), 1.0, c1=0.4, c2=0.2
+    )
+    assert found is not None and found.step == 1.5 and used == 3
+
+
+def test_an_interval_without_width_ends_the_search_at_its_lowest():
+    """The loss falls evenly up to a cliff, so no trial is flat; halving goes on until the numbers meet."""
+    start = Trial(0.0, 0.0, -1.0, None)
+    found, used, finite = strong_wolfe(
+        lambda t: Trial(t, -t if t < 0.3 else 10.0, -1.0, None), start, 0.2, evaluations=1000
+    )
+    assert found is not None and finite and used < 100
+    assert found.step < 0.3 and found.step == pytest.approx(0.3, rel=1e-11)
+
+
+def test_a_memory_that_leads_uphill_is_forgotten():
+    def function(x):
+        return float(x @ x), 2 * x
+
+    optimizer, x = LBFGS(), np.asarray([1.0, -2.0])
+    fresh = optimizer.init(function, x)
+    misled = fresh._replace(steps=(np.asarray([1.0, 0.0]),), changes=(np.asarray([-1.0, 0.0]),))
+    want, _ = optimizer.step(function, x, fresh)
+    found, state = optimizer.step(function, x, misled)
+    np.testing.assert_array_equal(found, want)
+    assert len(state.steps) == 1 and not np.array_equal(state.steps[0], misled.steps[0])
+
+
 def test_bad_input_is_named():
     with pytest.raises(ShapeError, match="x has shape"):
         minimise(lambda x: (0.0, x), np.ones((2, 2)))
     with pytest.raises(ShapeError, match="gradient has shape"):
         minimise(lambda x: (0.0, x[:1]), np.ones(2))
-    for settings in ({"history": 0}, {"c1": 0.95}, {"tolerance": -1.0}):
+    for settings in ({"history": 0}, {"c1": 0.95}, {"tolerance": -1.0}, {"tolerance": math.nan}):
         with pytest.raises(ArgumentError, match=next(iter(settings))):
             LBFGS(**settings)
     optimizer = LBFGS()

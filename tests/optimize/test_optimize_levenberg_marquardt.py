@@ -165,6 +165,8 @@ def test_bad_input_is_named():
         {"metric": "unit"},
         {"system": "both"},
         {"tries": 0},
+        {"tolerance": -1.0},
+        {"tolerance": float("nan")},
     ):
         with pytest.raises(ArgumentError, match=next(iter(settings))):
             LevenbergMarquardt(**settings)

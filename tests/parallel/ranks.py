@@ -103,8 +103,16 @@ def main(module_name: str, rank: int, size: int, folder: str) -> None:
             answer: tuple[Any, ...] = ("done", getattr(module, job)(*args))
         except Exception as error:
             answer = ("raised", type(error).__name__, str(error), traceback.format_exc())
+        _keep_counts()
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _keep_counts() -> None:
+    """Under coverage: a rank is killed in the end, and what it has not written by then is lost."""
+    counting = "coverage" in sys.modules and sys.modules["coverage"].Coverage.current()
+    if counting:
+        counting.save()
 
 
 if __name__ == "__main__":

@@ -174,3 +174,11 @@ def test_terms_prepared_for_another_network():
         ArgumentError, match="prepared for 1 outputs in float64, the network has 2 in float64"
     ):
         pinn.prepare_terms(prepared, two)
+
+
+def test_hard_values_that_vary_on_a_round_boundary_have_no_extension():
+    with pytest.raises(ArgumentError, match=r"hard = True with values that vary .*; use hard=False"):
+        pinn.Helmholtz(pinn.Disk((0.0, 0.0), 1.0), 2.0, boundary=pinn.Dirichlet(lambda x: x[:, 0], hard=True))
+    both = [pinn.Dirichlet(value, where="left", hard=True) for value in (0.0, 1.0)]
+    with pytest.raises(ArgumentError, match="two hard Dirichlet conditions on 'left'; one can hold"):
+        pinn.Helmholtz(pinn.Interval(0, 1), 2.0, boundary=both)

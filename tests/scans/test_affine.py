@@ -233,3 +233,37 @@ def test_packs_of_nothing_have_maps_too(op: str):
         state = np.ones(block.state.shape)
         moved = block.transition * state if block.diagonal else block.transition @ state
         assert np.array_equal(moved, state)
+
+
+def test_states_within_a_block_have_no_place_in_a_summary():
+    a = np.full((1, 4, 2), 0.5)
+    with pytest.raises(scanfield.ArgumentError, match="states_at: not in summarise; summarise the parts"):
+        scanfield.summarise(scanfield.linear_scan, a, a, states_at=[2])
+
+
+def test_only_maps_compose():
+    a = np.full((1, 4, 2), 0.5)
+    block = scanfield.summarise(scanfield.linear_scan, a, a)
+    for name, pair in (("left", (tuple(block), block)), ("right", (block, a))):
+        with pytest.raises(
+            scanfield.ArgumentError, match=f"{name}: expected an Affine as summarise returns it, came"
+        ):
+            scanfield.compose(*pair)
+
+
+@pytest.mark.parametrize("erases", ["left", "right"])
+def test_a_map_by_rows_beside_a_matrix(erases: str):
+    """Tokens that only decay, before or behind tokens that erase too."""
+    data = gdn2_inputs("affine mixed", batch=2, time=5, vheads=2)
+    data = {n: x for n, x in data.items() if n != "initial_state"}
+    halves = [{n: x[:, :3] for n, x in data.items()}, {n: x[:, 3:] for n, x in data.items()}]
+    del halves[erases == "left"]["erase"]
+    left, right = (scanfield.summarise(scanfield.gdn2, **{"erase": None, **half}) for half in halves)
+    assert left.diagonal is (erases == "right") and right.diagonal is (erases == "left")
+    state = np.random.default_rng(0).standard_normal(left.state.shape)
+    want = state
+    for half in halves:
+        want = scanfield.gdn2(**{"erase": None, **half}, initial_state=want).final_state
+    both = scanfield.compose(left, right)
+    assert not both.diagonal
+    assert deviation(both.transition @ state + both.state, want) <= 1e-13

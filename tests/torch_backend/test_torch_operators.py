@@ -183,6 +183,17 @@ def test_compiled_without_gradients():
     assert seen["forward"] == ["scanfield.gdn2.default"]
 
 
+def test_compiled_without_a_state():
+    """Tracing asked the generic form for the shapes of residuals, of which that knew nothing."""
+    u, none, B = torch.rand(1, 4, 3, requires_grad=True), torch.zeros(3, 0), torch.zeros(1, 4, 0)
+    run = lambda u: scanfield.selective_scan(u, u.detach(), none, B, B, u[0, 0], method=METHOD)  # noqa: E731
+    plain, compiled = run(u), torch.compile(run, fullgraph=True, backend="aot_eager")(u)
+    equal(compiled, plain)
+    weights = torch.rand(1, 4, 3)
+    (found,), (want,) = (torch.autograd.grad((y.output * weights).sum(), u) for y in (compiled, plain))
+    assert torch.equal(found, want) and found.any()
+
+
 def test_compiled_vjp():
     given = tensors(SMALL["gdn2"].inputs)
 

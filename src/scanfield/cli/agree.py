@@ -389,12 +389,15 @@ def _compare_case(
     report: Report,
 ) -> None:
     for left, right in itertools.combinations(results, 2):
+        names = sorted(results[left].keys() & results[right].keys())
+        if not names:  # one lacks, or raised in, every verb that the other has
+            continue
         pair = report.pairs.setdefault((left, right), Pair())
         stated = max(TOLERANCE[dtype], _stated(left.candidate, dtype), _stated(right.candidate, dtype))
         size = {
             kind: max(_largest(results[left], kind), _largest(results[right], kind)) for kind in (True, False)
         }
-        for name in sorted(results[left].keys() & results[right].keys()):
+        for name in names:
             deviation, index, values = apart(
                 results[left][name], results[right][name], size[_is_gradient(name)], dtype
             )

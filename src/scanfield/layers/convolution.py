@@ -140,7 +140,7 @@ class _Shifts:
     def apply(self, x: Array, weight: Array) -> Array:
         """y without bias, from the series."""
         length = x.shape[1] - self.width + 1
-        if length < 0:
+        if length < 0:  # a pack of no sequences
             return x[:, :0, ...]
         y = None
         for j in range(self.width):
@@ -155,6 +155,8 @@ class _Shifts:
     def _shifted(self, d: Array, weights: list[Array]) -> Array:
         xp, history = self.xp, self.width - 1
         d = self._spread(d)
+        if not d.shape[1] and self.bounds is not None:  # a pack of no sequences has no padding either
+            return d
         pad = zeros(xp, (d.shape[0], history, d.shape[-1]), d.dtype, d)
         wide, length = xp.concat([pad, d, pad], axis=1), d.shape[1] + history
         total = None

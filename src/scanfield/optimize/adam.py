@@ -104,7 +104,7 @@ class Adam:
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(f"{name} = {getattr(self, name)}: it lies in [0, 1)")
         positive("epsilon", self.epsilon)
-        if self.weight_decay < 0:
+        if not self.weight_decay >= 0:
             raise ArgumentError(f"weight_decay = {self.weight_decay}: it is not negative")
 
     def init(self, params: Mapping[str, Array]) -> AdamState:

@@ -81,7 +81,7 @@ class LBFGS:
         for name in ("history", "evaluations"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} = {getattr(self, name)}: it is at least 1")
-        if self.tolerance < 0:
+        if not self.tolerance >= 0:
             raise ArgumentError(f"tolerance = {self.tolerance}: it is not negative")
         if not 0 < self.c1 < self.c2 < 1:
             raise ArgumentError(f"c1 = {self.c1}, c2 = {self.c2}: 0 < c1 < c2 < 1")

@@ -117,7 +117,7 @@ class LevenbergMarquardt:
                 raise ArgumentError(f"{name} = {getattr(self, name)}: it is above 1")
         if self.tries < 1:
             raise ArgumentError(f"tries = {self.tries}: it is at least 1")
-        if self.tolerance < 0:
+        if not self.tolerance >= 0:
             raise ArgumentError(f"tolerance = {self.tolerance}: it is not negative")
         for name, allowed in (
             ("metric", ("identity", "diagonal")),

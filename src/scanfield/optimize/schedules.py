@@ -59,7 +59,7 @@ class Cosine:
             raise ArgumentError(f"steps = {self.steps}: a schedule needs at least one step")
         if not 0 <= self.warmup <= self.steps:
             raise ArgumentError(f"warmup = {self.warmup}: it lies between 0 and steps = {self.steps}")
-        if self.final < 0:
+        if not self.final >= 0:
             raise ArgumentError(f"final = {self.final}: a learning rate is not negative")
 
     def __call__(self, step: Any) -> Any:

@@ -191,8 +191,11 @@ class GenericForm(ABC):
         if 0 not in (*output_shape, *state_shape):
             return self.transition(call), self.scan(call, keep=False)[1]
         _, xp, _ = _context(call)
-        state = zeros(xp, state_shape, state_dtype, _main(call))
-        return self.identity(call), state
+        state, transition = zeros(xp, state_shape, state_dtype, _main(call)), self.identity(call)
+        # Values without columns leave no state to map; what their tokens would do with one is what it is.
+        if 0 not in (*output_shape[:2], *transition.shape):
+            transition = self.transition(call)
+        return transition, state
 
     def _split(self, operation: Operation, xp: Namespace, call: Call, plan: packing.Plan) -> list[Call]:
         """The pack as one dense call a group."""
