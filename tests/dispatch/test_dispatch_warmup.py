@@ -45,6 +45,7 @@ def test_a_call_and_its_gradient_run_on_the_library_that_is_asked_for(library: L
             ArgumentError,
             "'c' is no array of linear_scan; it has a, b, initial_state",
         ),
+        ({"shapes": SCAN | {"a": (1, True, 2)}}, ShapeError, "expected a sequence of sizes"),
         ({"shapes": SCAN | {"a": 3}}, ShapeError, "'a' has 3; expected a sequence of sizes"),
         ({"shapes": SCAN | {"a": (1, -3, 2)}}, ShapeError, r"'a' has \(1, -3, 2\); expected a sequence"),
         ({"shapes": SCAN | {"a": (1, 3.0, 2)}}, ShapeError, r"'a' has \(1, 3.0, 2\); expected a sequence"),
