@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
+
+import numpy
 
 from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
@@ -116,7 +117,9 @@ def _zeros(xp: Any, name: str, shape: Any, dtype: Any, device: Any) -> Array:
             f"dtype: {dtype!r}; allowed are the names {', '.join(REAL[:4] + COMPLEX[:2])}, as strings"
         )
     sizes = tuple(shape) if isinstance(shape, Sequence) else None
-    if sizes is None or not all(isinstance(n, Integral) and type(n) is not bool and n >= 0 for n in sizes):
+    if sizes is None or not all(
+        isinstance(n, int | numpy.integer) and not isinstance(n, bool) and n >= 0 for n in sizes
+    ):
         raise ShapeError(f"shapes: {name!r} has {shape!r}; expected a sequence of sizes")
     try:
         return xp.zeros(sizes, dtype=dtype_of(xp, dtype), device=device)
