@@ -181,7 +181,8 @@ def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
         if waiting:
             # Whoever took it out is alone with it. The one that was handed out first is the likeliest to be free.
             array, alone = _taken(waiting)
-            if array is not None:
+            # By way of its views' ``base`` it may have been made read-only, or given another shape.
+            if array is not None and _as_made(array, shape, dtype):
                 view = array.view() if alone else None
                 waiting.append(array)
                 if view is not None:
@@ -194,15 +195,25 @@ def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
 
 
 def _taken(waiting: deque[Array]) -> tuple[Array | None, bool]:
-    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do."""
+    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do.
+
+    Nor to its base: whoever walks that far holds the memory too.
+    """
     try:
         array = waiting.popleft()
     except IndexError:  # by another thread
         return None, False
     # How often CPython counts a variable of its own differs from one version to the next, but not between two.
-    probe = object()
-    alone = sys.getrefcount(array) == sys.getrefcount(probe)
+    owner, probe = array.base, object()
+    once = sys.getrefcount(probe)
+    alone = sys.getrefcount(array) == once and sys.getrefcount(owner) == once + 1
     return array, alone
+
+
+def _as_made(array: Array, shape: tuple[int, ...], dtype: Any) -> bool:
+    flags = array.flags
+    own = flags.c_contiguous and flags.aligned and flags.writeable
+    return bool(own and array.shape == shape and array.dtype is dtype)
 
 
 # Without a lock around the interpreter counts are not exact.

@@ -165,6 +165,35 @@ def test_taking_turns(pool: Any):
     assert len({address(x) for x in [make(), make()]}) == 2 and not pool.kept()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda base: setattr(base.flags, "writeable", False),  # what freezes an array and all that it is a view of
+        lambda base: setattr(base, "shape", (-1,)),
+        lambda base: base.__setstate__((1, (3,), np.dtype("int16"), False, bytes(6))),
+    ],
+    ids=["frozen", "reshaped", "replaced"],
+)
+def test_what_was_changed_takes_no_more_turns(pool: Any, change: Any):
+    """Each result is as if it was the first, whatever became of the arrays before."""
+    make = memory.taking_turns(LARGE, np.dtype("float32"))
+    for _ in range(3):
+        first = make()
+        change(first.base)
+        del first
+        for _ in range(3):
+            again = make()
+            assert again.shape == LARGE and again.dtype == np.float32 and again.flags.num == np.empty(LARGE).flags.num - 4
+
+
+def test_who_holds_the_last_base_holds_the_memory(pool: Any):
+    make = memory.taking_turns(LARGE, np.dtype("float32"))
+    first = make()
+    base = first.base.base
+    del first
+    assert not any(np.shares_memory(make(), np.asarray(base)) for _ in range(3))
+
+
 def test_results_of_a_scan(pool: Any):
     a = np.full((2, 600, 1024), 0.5, np.float32)
     first = scanfield.linear_scan(a, a, method="numpy.numba").output
