@@ -168,7 +168,9 @@ def test_taking_turns(pool: Any):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda base: setattr(base.flags, "writeable", False),  # what freezes an array and all that it is a view of
+        lambda base: setattr(
+            base.flags, "writeable", False
+        ),  # what freezes an array and all that it is a view of
         lambda base: setattr(base, "shape", (-1,)),
         lambda base: base.__setstate__((1, (3,), np.dtype("int16"), False, bytes(6))),
     ],
@@ -183,7 +185,11 @@ def test_what_was_changed_takes_no_more_turns(pool: Any, change: Any):
         del first
         for _ in range(3):
             again = make()
-            assert again.shape == LARGE and again.dtype == np.float32 and again.flags.num == np.empty(LARGE).flags.num - 4
+            assert (
+                again.shape == LARGE
+                and again.dtype == np.float32
+                and again.flags.num == np.empty(LARGE).flags.num - 4
+            )
 
 
 def test_who_holds_the_last_base_holds_the_memory(pool: Any):
