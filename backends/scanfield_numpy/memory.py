@@ -58,7 +58,8 @@ class _Pool:
     """Blocks that wait for an array, the longest waiting first.
 
     Nobody waits for the lock: a destructor may run in the middle of any line here, a signal's handler too. Who finds
-    the pool in use goes to the system.
+    the pool in use, by another thread or in its own, goes to the system. A handler may raise as well: so the lock is
+    taken where it is given back in any case, and knows whose it is.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,11 +68,15 @@ class _Pool:
         self.clear()
 
     def clear(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()
         # Before the blocks: they may come back.
         self.turns = {}
         self._blocks: list[Array] = []
-        self.held = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the blocks; a sum that is kept would be wrong after an interrupt."""
+        return sum(block.nbytes for block in tuple(self._blocks))
 
     def kept(self) -> int:
         """Bytes of the arrays that take turns, in use or not."""
@@ -80,10 +85,12 @@ class _Pool:
     def keep(self, kind: Any, array: Array) -> None:
         """Let an array take turns with those of its kind, if half of what may wait is room for it; older ones make it."""
         room = self.limit // 2 - array.nbytes
-        if room < 0 or not self._lock.acquire(blocking=False):
+        if room < 0 or self._lock._is_owned():
             return
         gone = []  # until the lock is free: then they come back here
         try:
+            if not self._lock.acquire(blocking=False):
+                return
             own = self.turns.pop(kind, None) or deque()
             self.turns[kind] = own
             while self.kept() > room:
@@ -94,15 +101,20 @@ class _Pool:
                     del self.turns[oldest]
             own.append(array)
             while self._blocks and self.held + self.kept() > self.limit:
-                self.held -= self._blocks.pop(0).nbytes
+                self._blocks.pop(0)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
+                self._lock.release()
+            except RuntimeError:  # it was not taken
+                pass
 
     def take(self, size: int) -> Array | None:
         """The smallest block that fits."""
-        if not self._lock.acquire(blocking=False):
+        if self._lock._is_owned():
             return None
         try:
+            if not self._lock.acquire(blocking=False):
+                return None
             found = None
             for i, block in enumerate(self._blocks):
                 if size <= block.nbytes <= _FIT * size and (
@@ -111,26 +123,31 @@ class _Pool:
                     found = i
             if found is None:
                 return None
-            block = self._blocks.pop(found)
-            self.held -= block.nbytes
-            return block
+            return self._blocks.pop(found)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
+                self._lock.release()
+            except RuntimeError:  # it was not taken
+                pass
 
     def give(self, block: Array) -> None:
         """Take a block back; the longest waiting ones make room for it."""
-        if block.nbytes > self.limit or not self._lock.acquire(blocking=False):
+        if block.nbytes > self.limit or self._lock._is_owned():
             return
         try:
+            if not self._lock.acquire(blocking=False):
+                return
             room = self.limit - self.kept() - block.nbytes
             if room < 0:
                 return
             while self.held > room:
-                self.held -= self._blocks.pop(0).nbytes
+                self._blocks.pop(0)
             self._blocks.append(block)
-            self.held += block.nbytes
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
+                self._lock.release()
+            except RuntimeError:  # it was not taken
+                pass
 
 
 class _Owner:

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -113,6 +114,55 @@ def test_a_pool_in_use_is_left_alone(pool: Any):
         del x
         assert memory.fresh(LARGE, "float32").shape == LARGE
     assert not pool.held
+
+
+INTERRUPTED = """
+import signal, sys, time
+from threading import Thread
+import numpy as np
+from scanfield_numpy import memory
+
+armed = False
+
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda _: None  # interrupts within destructors
+make = memory.taking_turns((memory.SMALLEST,), np.dtype("float32"))
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+for _ in range(3000):
+    try:
+        armed = True
+        for _ in range(20):
+            one, two = make(), memory.fresh((memory.SMALLEST,), "float32")
+            del one, two
+    except KeyboardInterrupt:
+        pass
+    armed = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+free = []
+
+def other():
+    x = memory.fresh((memory.SMALLEST - 99,), "float32")
+    where = x.ctypes.data
+    del x
+    free.append(memory.fresh((memory.SMALLEST - 99,), "float32").ctypes.data == where)
+
+thread = Thread(target=other)
+thread.start()
+thread.join()
+assert free == [True]
+assert memory.pool.held + memory.pool.kept() <= memory.pool.limit
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
+def test_an_interrupted_pool_stays_in_use():
+    python(INTERRUPTED)
 
 
 def test_threads_never_share_a_block(pool: Any):
