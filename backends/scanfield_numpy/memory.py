@@ -84,70 +84,65 @@ class _Pool:
 
     def keep(self, kind: Any, array: Array) -> None:
         """Let an array take turns with those of its kind, if half of what may wait is room for it; older ones make it."""
-        room = self.limit // 2 - array.nbytes
-        if room < 0 or self._lock._is_owned():
-            return
-        gone = []  # until the lock is free: then they come back here
-        try:
-            if not self._lock.acquire(blocking=False):
-                return
-            own = self.turns.pop(kind, None) or deque()
-            self.turns[kind] = own
-            while self.kept() > room:
-                oldest = next(iter(self.turns))
-                if self.turns[oldest]:
-                    gone.append(self.turns[oldest].popleft())
-                else:
-                    del self.turns[oldest]
-            own.append(array)
-            while self._blocks and self.held + self.kept() > self.limit:
-                self._blocks.pop(0)
-        finally:
-            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
-                self._lock.release()
-            except RuntimeError:  # it was not taken
-                pass
+        gone: list[Array] = []  # until the lock is free: then they come back here
+        self._alone(self._keep, kind, array, gone)
 
     def take(self, size: int) -> Array | None:
         """The smallest block that fits."""
+        return self._alone(self._take, size)
+
+    def give(self, block: Array) -> None:
+        """Take a block back; the longest waiting ones make room for it."""
+        if block.nbytes <= self.limit:
+            self._alone(self._give, block)
+
+    def _alone(self, do: Callable[..., Array | None], *given: Any) -> Array | None:
+        """Do something while nobody else is in the middle of it; otherwise nothing.
+
+        An interrupt may come after any call, and in a loop: so there is none but in what is tried.
+        """
         if self._lock._is_owned():
             return None
         try:
-            if not self._lock.acquire(blocking=False):
-                return None
-            found = None
-            for i, block in enumerate(self._blocks):
-                if size <= block.nbytes <= _FIT * size and (
-                    found is None or block.nbytes < self._blocks[found].nbytes
-                ):
-                    found = i
-            if found is None:
-                return None
-            return self._blocks.pop(found)
+            return do(*given) if self._lock.acquire(blocking=False) else None
         finally:
             try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
                 self._lock.release()
             except RuntimeError:  # it was not taken
                 pass
 
-    def give(self, block: Array) -> None:
-        """Take a block back; the longest waiting ones make room for it."""
-        if block.nbytes > self.limit or self._lock._is_owned():
+    def _keep(self, kind: Any, array: Array, gone: list[Array]) -> None:
+        room = self.limit // 2 - array.nbytes
+        if room < 0:
             return
-        try:
-            if not self._lock.acquire(blocking=False):
-                return
-            room = self.limit - self.kept() - block.nbytes
-            if room < 0:
-                return
-            while self.held > room:
-                self._blocks.pop(0)
-            self._blocks.append(block)
-        finally:
-            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
-                self._lock.release()
-            except RuntimeError:  # it was not taken
-                pass
+        own = self.turns.pop(kind, None) or deque()
+        self.turns[kind] = own
+        while self.kept() > room:
+            oldest = next(iter(self.turns))
+            if self.turns[oldest]:
+                gone.append(self.turns[oldest].popleft())
+            else:
+                del self.turns[oldest]
+        own.append(array)
+        while self._blocks and self.held + self.kept() > self.limit:
+            self._blocks.pop(0)
+
+    def _take(self, size: int) -> Array | None:
+        found = None
+        for i, block in enumerate(self._blocks):
+            if size <= block.nbytes <= _FIT * size and (
+                found is None or block.nbytes < self._blocks[found].nbytes
+            ):
+                found = i
+        return None if found is None else self._blocks.pop(found)
+
+    def _give(self, block: Array) -> None:
+        room = self.limit - self.kept() - block.nbytes
+        if room < 0:
+            return
+        while self.held > room:
+            self._blocks.pop(0)
+        self._blocks.append(block)
 
 
 class _Owner:
