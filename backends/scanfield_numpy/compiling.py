@@ -10,12 +10,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from numba import njit, types
+from numba import config, njit, types
+from numba.core.compiler_lock import global_compiler_lock
 
 from scanfield.threads import SLOW_LOCK
 from scanfield_numpy import parts
 from scanfield_numpy.lean import KernelCompiler
 from scanfield_numpy.stored import FOLDER, KernelCache
+
+if config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set: numba compiles nothing")
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
 _OPTIONS = {
@@ -66,6 +70,8 @@ class Kernel:
         (CPython allots frames in blocks of 16 KiB; a loop of calls across the end of one spent a quarter of the time in
         the system.)
         """
+        if global_compiler_lock.is_locked():  # by this thread: numba is compiling, and no other thread may
+            return self._compile_here(dtype, size)
         try:
             alone = ThreadPoolExecutor(1)
             waiting = alone.submit(self._compile_here, dtype, size)

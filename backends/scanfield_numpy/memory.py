@@ -58,7 +58,8 @@ class _Pool:
     """Blocks that wait for an array, the longest waiting first.
 
     Nobody waits for the lock: a destructor may run in the middle of any line here, a signal's handler too. Who finds
-    the pool in use goes to the system.
+    the pool in use, by another thread or in its own, goes to the system. A handler may raise as well: so the lock is
+    taken where it is given back in any case, and knows whose it is.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,11 +68,15 @@ class _Pool:
         self.clear()
 
     def clear(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()
         # Before the blocks: they may come back.
         self.turns = {}
         self._blocks: list[Array] = []
-        self.held = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the blocks; a sum that is kept would be wrong after an interrupt."""
+        return sum(block.nbytes for block in tuple(self._blocks))
 
     def kept(self) -> int:
         """Bytes of the arrays that take turns, in use or not."""
@@ -79,58 +84,65 @@ class _Pool:
 
     def keep(self, kind: Any, array: Array) -> None:
         """Let an array take turns with those of its kind, if half of what may wait is room for it; older ones make it."""
-        room = self.limit // 2 - array.nbytes
-        if room < 0 or not self._lock.acquire(blocking=False):
-            return
-        gone = []  # until the lock is free: then they come back here
-        try:
-            own = self.turns.pop(kind, None) or deque()
-            self.turns[kind] = own
-            while self.kept() > room:
-                oldest = next(iter(self.turns))
-                if self.turns[oldest]:
-                    gone.append(self.turns[oldest].popleft())
-                else:
-                    del self.turns[oldest]
-            own.append(array)
-            while self._blocks and self.held + self.kept() > self.limit:
-                self.held -= self._blocks.pop(0).nbytes
-        finally:
-            self._lock.release()
+        gone: list[Array] = []  # until the lock is free: then they come back here
+        self._alone(self._keep, kind, array, gone)
 
     def take(self, size: int) -> Array | None:
         """The smallest block that fits."""
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            found = None
-            for i, block in enumerate(self._blocks):
-                if size <= block.nbytes <= _FIT * size and (
-                    found is None or block.nbytes < self._blocks[found].nbytes
-                ):
-                    found = i
-            if found is None:
-                return None
-            block = self._blocks.pop(found)
-            self.held -= block.nbytes
-            return block
-        finally:
-            self._lock.release()
+        return self._alone(self._take, size)
 
     def give(self, block: Array) -> None:
         """Take a block back; the longest waiting ones make room for it."""
-        if block.nbytes > self.limit or not self._lock.acquire(blocking=False):
-            return
+        if block.nbytes <= self.limit:
+            self._alone(self._give, block)
+
+    def _alone(self, do: Callable[..., Array | None], *given: Any) -> Array | None:
+        """Do something while nobody else is in the middle of it; otherwise nothing.
+
+        An interrupt may come after any call, and in a loop: so there is none but in what is tried.
+        """
+        if self._lock._is_owned():
+            return None
         try:
-            room = self.limit - self.kept() - block.nbytes
-            if room < 0:
-                return
-            while self.held > room:
-                self.held -= self._blocks.pop(0).nbytes
-            self._blocks.append(block)
-            self.held += block.nbytes
+            return do(*given) if self._lock.acquire(blocking=False) else None
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  # an interrupt may come on the way into a context manager
+                self._lock.release()
+            except RuntimeError:  # it was not taken
+                pass
+
+    def _keep(self, kind: Any, array: Array, gone: list[Array]) -> None:
+        room = self.limit // 2 - array.nbytes
+        if room < 0:
+            return
+        own = self.turns.pop(kind, None) or deque()
+        self.turns[kind] = own
+        while self.kept() > room:
+            oldest = next(iter(self.turns))
+            if self.turns[oldest]:
+                gone.append(self.turns[oldest].popleft())
+            else:
+                del self.turns[oldest]
+        own.append(array)
+        while self._blocks and self.held + self.kept() > self.limit:
+            self._blocks.pop(0)
+
+    def _take(self, size: int) -> Array | None:
+        found = None
+        for i, block in enumerate(self._blocks):
+            if size <= block.nbytes <= _FIT * size and (
+                found is None or block.nbytes < self._blocks[found].nbytes
+            ):
+                found = i
+        return None if found is None else self._blocks.pop(found)
+
+    def _give(self, block: Array) -> None:
+        room = self.limit - self.kept() - block.nbytes
+        if room < 0:
+            return
+        while self.held > room:
+            self._blocks.pop(0)
+        self._blocks.append(block)
 
 
 class _Owner:
@@ -181,7 +193,8 @@ def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
         if waiting:
             # Whoever took it out is alone with it. The one that was handed out first is the likeliest to be free.
             array, alone = _taken(waiting)
-            if array is not None:
+            # By way of its views' ``base`` it may have been made read-only, or given another shape.
+            if array is not None and _as_made(array, shape, dtype):
                 view = array.view() if alone else None
                 waiting.append(array)
                 if view is not None:
@@ -194,15 +207,25 @@ def taking_turns(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
 
 
 def _taken(waiting: deque[Array]) -> tuple[Array | None, bool]:
-    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do."""
+    """The first array of a queue, and whether nobody else refers to it: views, views of views and exports all do.
+
+    Nor to its base: whoever walks that far holds the memory too.
+    """
     try:
         array = waiting.popleft()
     except IndexError:  # by another thread
         return None, False
     # How often CPython counts a variable of its own differs from one version to the next, but not between two.
-    probe = object()
-    alone = sys.getrefcount(array) == sys.getrefcount(probe)
+    owner, probe = array.base, object()
+    once = sys.getrefcount(probe)
+    alone = sys.getrefcount(array) == once and sys.getrefcount(owner) == once + 1
     return array, alone
+
+
+def _as_made(array: Array, shape: tuple[int, ...], dtype: Any) -> bool:
+    flags = array.flags
+    own = flags.c_contiguous and flags.aligned and flags.writeable
+    return bool(own and array.shape == shape and array.dtype is dtype)
 
 
 # Without a lock around the interpreter counts are not exact.

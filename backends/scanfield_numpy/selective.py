@@ -208,12 +208,13 @@ def _chunk(call: Call) -> int:
 def _limits(call: Call) -> Array:
     """Lowest and highest step, 1, whether there are limits, and log(2)."""
     _, low, high, _ = call.options
-    return numpy.array([low, high, 1, low > -inf or high < inf, log(2)], call.compute)
+    with numpy.errstate(all="ignore"):
+        return numpy.array([low, high, 1, low > -inf or high < inf, log(2)], call.compute)
 
 
 def _powers(A: Array) -> Array:
     """A log2(e); a finite number stays finite."""
-    with numpy.errstate(over="ignore"):
+    with numpy.errstate(all="ignore"):
         scaled = A * A.dtype.type(1 / log(2))
     most = numpy.finfo(A.dtype).max
     return numpy.where(numpy.isfinite(A), numpy.clip(scaled, -most, most), A)
@@ -221,7 +222,7 @@ def _powers(A: Array) -> Array:
 
 def _powers_to(A: Array, scaled: Array) -> None:
     """``_powers``, written to an array."""
-    with numpy.errstate(over="ignore", invalid="ignore"):
+    with numpy.errstate(all="ignore"):
         numpy.multiply(A, A.dtype.type(1 / log(2)), out=scaled)
         finite = isfinite(numpy.add.reduce(scaled, axis=None))
     if not finite:

@@ -35,7 +35,11 @@ def _host_features() -> dict[str, bool]:
         return {word[1:]: word[0] == "+" for word in told if word[:1] in ("+", "-")}
     if config.CPU_NAME is not None:
         return {}
-    return dict(binding.get_host_cpu_features())
+    found = dict(binding.get_host_cpu_features())
+    if not config.ENABLE_AVX:
+        # NUMBA_ENABLE_AVX=0, and numba's own choice on some processors. What the other two do is encoded as AVX is.
+        found |= {name: False for name in found if name.startswith("avx") or name in ("fma", "f16c")}
+    return found
 
 
 def _register_bytes() -> int:

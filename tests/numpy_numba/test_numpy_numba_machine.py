@@ -212,6 +212,64 @@ def test_golden_cases_at_forced_vector_widths(width: int):
     python(WIDTHS.format(width=width), SCANFIELD_VECTOR_BYTES=str(width))
 
 
+def test_golden_cases_where_numba_uses_no_avx():
+    """By its own choice on some processors; the vectors are then as wide as the registers that are left."""
+    from scanfield_numpy import vector
+
+    wide = 16 if vector.platform.machine() in ("x86_64", "AMD64") else vector.REGISTER_BYTES
+    python(WIDTHS.format(width=wide), NUMBA_ENABLE_AVX="0")
+
+
+def test_where_numba_compiles_nothing_the_generic_code_runs():
+    said = python(
+        """
+        from importlib.util import find_spec
+        import numpy as np, scanfield
+        a = np.full((1, 3, 2), 0.5)
+        for _ in range(5):
+            assert scanfield.linear_scan(a, 2 * a).output[0, 2, 0] == 1.75
+        for backend in scanfield.backends():
+            assert backend.status != "broken"
+        try:
+            scanfield.linear_scan(a, a, method="numpy.numba")
+        except scanfield.BackendError as error:
+            print(error)
+        if find_spec("torch"):
+            import torch
+            scanfield.linear_scan(torch.from_numpy(a), torch.from_numpy(a))  # a warning is an error here
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+    assert "NUMBA_DISABLE_JIT" in said
+
+
+def test_a_first_call_while_numba_compiles():
+    """What is called to type a user's function may call a scan, which has a kernel to compile: no lock waits for itself."""
+    python(
+        """
+        import numpy as np, scanfield
+        from numba import njit
+        from numba.extending import overload
+
+        def last(x):
+            raise NotImplementedError
+
+        @overload(last)
+        def typed(x):
+            a = np.full((1, 3, 2), 0.5)
+            found = float(scanfield.linear_scan(a, 2 * a, method="numpy.numba").output[0, 2, 0])
+            return lambda x: x + found
+
+        @njit
+        def user(x):
+            return last(x)
+
+        assert user(1.0) == 2.75
+        """,
+        SCANFIELD_CACHE_DIR="",
+    )
+
+
 def test_one_compiled_signature_for_each_dtype():
     """Options, absent arrays, read-only flags and strides compile nothing anew."""
     from scanfield_numpy import gated_delta_forward as kernels

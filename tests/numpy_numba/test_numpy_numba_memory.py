@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -115,6 +116,53 @@ def test_a_pool_in_use_is_left_alone(pool: Any):
     assert not pool.held
 
 
+INTERRUPTED = """
+import signal, sys, time
+from threading import Thread
+import numpy as np
+from scanfield_numpy import memory
+
+armed = False
+
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda _: None  # interrupts within destructors
+make = memory.taking_turns((memory.SMALLEST,), np.dtype("float32"))
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+for _ in range(3000):
+    try:
+        armed = True
+        for _ in range(20):
+            one, two = make(), memory.fresh((memory.SMALLEST,), "float32")
+            del one, two
+    except KeyboardInterrupt:
+        pass
+    armed = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+free = []
+
+def other():
+    free.append(memory.pool._lock.acquire(blocking=False))
+    memory.pool._lock.release()
+
+thread = Thread(target=other)
+thread.start()
+thread.join()
+assert free == [True]
+assert memory.pool.held + memory.pool.kept() <= memory.pool.limit
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
+def test_an_interrupted_pool_stays_in_use():
+    python(INTERRUPTED)
+
+
 def test_threads_never_share_a_block(pool: Any):
     def many(mark: int) -> bool:
         right = True
@@ -163,6 +211,41 @@ def test_taking_turns(pool: Any):
     pool.limit = 0
     pool.clear()
     assert len({address(x) for x in [make(), make()]}) == 2 and not pool.kept()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda base: setattr(
+            base.flags, "writeable", False
+        ),  # what freezes an array and all that it is a view of
+        lambda base: setattr(base, "shape", (-1,)),
+        lambda base: base.__setstate__((1, (3,), np.dtype("int16"), False, bytes(6))),
+    ],
+    ids=["frozen", "reshaped", "replaced"],
+)
+def test_what_was_changed_takes_no_more_turns(pool: Any, change: Any):
+    """Each result is as if it was the first, whatever became of the arrays before."""
+    make = memory.taking_turns(LARGE, np.dtype("float32"))
+    for _ in range(3):
+        first = make()
+        change(first.base)
+        del first
+        for _ in range(3):
+            again = make()
+            assert (
+                again.shape == LARGE
+                and again.dtype == np.float32
+                and again.flags.num == np.empty(LARGE).flags.num - 4
+            )
+
+
+def test_who_holds_the_last_base_holds_the_memory(pool: Any):
+    make = memory.taking_turns(LARGE, np.dtype("float32"))
+    first = make()
+    base = first.base.base
+    del first
+    assert not any(np.shares_memory(make(), np.asarray(base)) for _ in range(3))
 
 
 def test_results_of_a_scan(pool: Any):

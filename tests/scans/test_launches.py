@@ -184,6 +184,17 @@ def test_time_that_stands_still_is_turned_all_the_same(straight):
         assert output[0, :, 0].tolist() == [1.875, 1.75, 1.5, 1.0]
 
 
+def test_whoever_asks_to_hear_of_underflow_hears_nothing(straight):
+    """Of what a call makes of its arguments: numbers at the ends of their range are numbers."""
+    given = drawn("selective_scan")
+    given["A"][0, :2] = -1e-45, -3e38
+    with np.errstate(all="raise"):
+        for limit in ((0.0, 1e300), (1e-300, 1.0), None):
+            call = functools.partial(scanfield.selective_scan.step, **given, dt_limit=limit)
+            same(call(), unlike(call))
+        same(until_straight(call, straight), unlike(call))
+
+
 def test_one_array_in_two_places_first(straight):
     given = drawn("gdn2")
     step = scanfield.gdn2.step

@@ -414,6 +414,8 @@ def load_candidate(operation: str, candidate: Candidate) -> Loaded:
         code = getattr(importlib.import_module(module_name), attribute)(operation)
     except ImportError as error:
         return Loaded(candidate.name, None, frozenset(), candidate.default, _absence(candidate, error))
+    except BackendError as error:  # of another candidate that it rests on
+        return Loaded(candidate.name, None, frozenset(), candidate.default, str(error))
     # As with manifests: one broken candidate leaves the others, and the generic code, running.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
