@@ -169,6 +169,8 @@ class _Shifts:
         """dw"""
         d = self._spread(d)
         length = d.shape[1]
+        if not length:  # the series may be shorter than the window
+            return zeros(self.xp, (d.shape[-1], self.width), d.dtype, d)
         columns = [self.xp.sum(d * series[:, j : j + length, ...], axis=(0, 1)) for j in range(self.width)]
         return self.xp.stack(columns, axis=-1)
 
