@@ -286,11 +286,12 @@ def _step_parts(state: np.ndarray, token: Mapping[str, np.ndarray], quick: bool)
         for _ in range(4):
             call()
     taken = {name: 1e3 * x for name, x in _timing.rivals(calls, least=0.02 if quick else 0.5).items()}
+    cold = taken["cold"] - taken["copy"]
+    more = f"{cold:.2g} ms" if cold > 0 else "too little to be told beside it"
     return (
         f"Of scanfield's own time its kernel takes {taken['kernel']:.3g} ms, memory for the new state "
         f"{taken['array']:.2g} ms, and the rest is Python: a step of one head of 8 numbers takes "
-        f"{taken['python']:.2g} ms, and {taken['cold'] - taken['copy']:.2g} ms where the copy of a state has just "
-        f"gone through the caches."
+        f"{taken['python']:.2g} ms, and {more} where the copy of a state has just gone through the caches."
     )
 
 
@@ -605,9 +606,12 @@ def _child(*arguments: str, **environment: str) -> str:
 # -- widths ------------------------------------------------------------------------------------------------------------
 def widths(quick: bool) -> Iterator[Row]:
     """Few lanes have a kernel for each number of them: what that costs, and what one for all would."""
+    from scanfield.scans.launches import Launches
     from scanfield_numpy import linear as ours
 
-    few = ours._few
+    few, straight = ours._few, Launches.run
+    # Both the long way: a call that goes straight keeps the kernel it knows.
+    Launches.run = lambda *_: None  # type: ignore[method-assign]
     for width in (1, 2) if quick else (1, 2, 3, 4, 8):
         arrays = linear_inputs(1, 2048 if quick else 200_000, width)
         run = forward(scanfield.linear_scan, arrays)
@@ -627,6 +631,7 @@ def widths(quick: bool) -> Iterator[Row]:
             "the kernel that takes any number", one / own,
             **{"ms": 1e3 * own, "peer ms": 1e3 * one, "note": f"its first call takes {first:.2g} CPU seconds"},
         )  # fmt: skip
+    Launches.run = straight  # type: ignore[method-assign]
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
