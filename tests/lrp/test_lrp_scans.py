@@ -349,3 +349,15 @@ def test_a_method_without_state_epsilon_says_so():
             scanfield.selective_scan, u, u, u, -np.ones((2, 3)), np.ones((1, 3, 3)), np.ones((1, 3, 3)),
             state_epsilon=0.1, method="numpy.numba",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", [1.0, 1j])
+@pytest.mark.backend("numpy", "strict", "torch")  # XLA takes subnormal numbers for zeros
+def test_subnormal_outputs_pass_relevance_on(library: Library, turn: complex):
+    """A complex one had none of 1 / size, and NaN came."""
+    kind = "complex64" if turn == 1j else "float32"
+    b = np.array([[[1e-40, -2e-40]]])
+    arrays = [library.array(x.astype(kind), None) for x in (np.full((1, 1, 2), 0.5), b * turn)]
+    R = library.array(np.abs(b).astype("float32"), None)
+    found = relevance(scanfield.linear_scan, R, *arrays, epsilon=0.0)
+    np.testing.assert_allclose(library.numpy(found.value), np.abs(b), rtol=1e-4)

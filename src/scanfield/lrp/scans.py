@@ -297,7 +297,11 @@ def _divided(xp: Namespace, R: Array | None, out: Array, epsilon: float) -> tupl
     nothing = xp.zeros_like(size)
     zero = size == 0
     whole = xp.where(zero, xp.ones_like(size), size)
-    unit = xp.where(zero, xp.ones_like(out), out / whole)
+    # A complex quotient goes by 1 / size, which a subnormal size has none of: there both are taken 2^64 times.
+    lift = xp.where(
+        size < xp.finfo(size.dtype).smallest_normal, xp.full_like(size, 2.0**64), xp.ones_like(size)
+    )
+    unit = xp.where(zero, xp.ones_like(out), (out * lift) / (whole * lift))
     stable = size + epsilon
     empty = stable == 0
     rho = xp.where(empty, nothing, R / xp.where(empty, xp.ones_like(size), stable))
