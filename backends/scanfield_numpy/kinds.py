@@ -212,7 +212,8 @@ def _as_expected() -> bool:
     def read(value: Any, offset: int) -> int:
         return ctypes.c_int64.from_address(id(value) + offset).value
 
-    for array in (numpy.zeros((2, 3), numpy.float32), numpy.zeros((4, 5, 6), numpy.float64)[1:, ::2]):
+    askew = numpy.zeros(9, numpy.uint8)[1:].view(numpy.float64)  # not aligned
+    for array in (numpy.zeros((2, 3), numpy.float32), numpy.zeros((4, 5, 6), numpy.float64)[1:, ::2], askew):
         fields = {
             _TYPE: id(numpy.ndarray),
             _DATA: array.__array_interface__["data"][0],
@@ -220,7 +221,9 @@ def _as_expected() -> bool:
         }
         if any(read(array, offset) != number for offset, number in fields.items()):
             return False
-        if read(array, _AXES) & _LOW != array.ndim or not read(array, _FLAGS) & _ALIGNED:
+        if read(array, _AXES) & _LOW != array.ndim:
+            return False
+        if bool(read(array, _FLAGS) & _ALIGNED) != array.flags.aligned:
             return False
     items, numbers, real = (object(), 1.5), Block("q", [7]), 2.5
     return (
