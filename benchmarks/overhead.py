@@ -92,7 +92,7 @@ def rows(quick: bool) -> list[dict[str, object]]:
 
 def _defaults(function) -> dict[str, object]:
     """The options of a call that names none."""
-    from scanfield.scans.surface import bind
+    from scanfield.scans.binding import bind
 
     names = [entry.name for entry in function.record.inputs if not entry.optional]
     return bind(function, [None] * len(names), {}).options

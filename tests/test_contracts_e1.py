@@ -180,7 +180,7 @@ def test_recompute_chunk_states(library: Library):
 def test_what_is_saved(method: str):
     """The inputs and at most one state a chunk; not the eight chunk temporaries, not a state a token."""
     from scanfield.dispatch import save
-    from scanfield.scans.surface import bind
+    from scanfield.scans.binding import bind
 
     e = example(64)
     bound = bind(scanfield.gdn2, (), {**e.inputs, "chunk_size": 16, "method": method})

@@ -52,7 +52,7 @@ def state_size(op: str) -> int:
 def residuals(op: str, time: int, chunk: int | None, method: str) -> list[Any]:
     """What the implementation saves for its backward, asked of the dispatcher."""
     from scanfield.dispatch import save
-    from scanfield.scans.surface import bind
+    from scanfield.scans.binding import bind
 
     bound = bind(operation(op), (), {**inputs_of(op, time), "chunk_size": chunk, "method": method})
     prepared = bound.record.prepare(bound.arrays, bound.options)

@@ -24,7 +24,8 @@ from scanfield.scans.linear import linear_scan
 from scanfield.scans.linear_attention import gla, linear_attention, retention
 from scanfield.scans.selective import selective_scan
 from scanfield.scans.ssd import ssd
-from scanfield.scans.surface import ScanResult, ScanStates
+from scanfield.scans.states import ScanStates
+from scanfield.scans.surface import ScanResult
 from scanfield.threads import get_num_threads, set_num_threads
 
 __all__ = [

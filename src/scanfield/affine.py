@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from scanfield.arrays import Array, check_same_library, current_device_of, library_of
 from scanfield.dispatch import registry
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.scans.binding import bind, record_of
 from scanfield.scans.canonical import quiet
-from scanfield.scans.surface import ScanResult, bind, record_of
+from scanfield.scans.surface import ScanResult
 
 
 class Affine(NamedTuple):

@@ -13,8 +13,9 @@ from scanfield.dispatch import registry
 from scanfield.dispatch.report import format_table
 from scanfield.errors import ArgumentError
 from scanfield.keywords import check_no_more
+from scanfield.scans.binding import Bound, bind
 from scanfield.scans.canonical import quiet
-from scanfield.scans.surface import Bound, ScanResult, bind
+from scanfield.scans.surface import ScanResult
 
 
 class Pullback(Protocol):

@@ -13,7 +13,8 @@ from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.gradients import vjp
-from scanfield.scans.surface import bind, check_boundaries, record_of
+from scanfield.scans.binding import bind, record_of
+from scanfield.scans.states import check_boundaries
 
 
 def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:

@@ -24,8 +24,8 @@ from scanfield.arrays import Array, host_integers, is_complex, library_of, zeros
 from scanfield.dispatch import Call, Operation, Prepared, operation_of, registry
 from scanfield.errors import ArgumentError, BackendError, ShapeError
 from scanfield.scans import packing
+from scanfield.scans.binding import Bound, bind
 from scanfield.scans.canonical import quiet
-from scanfield.scans.surface import Bound, bind
 
 __all__ = [
     "Bound",

@@ -12,7 +12,7 @@ from checks import call, operation, vjp
 from examples import BASE, DELTA_FAMILY, OPERATIONS, PACKED, Example, family_inputs, methods, op_inputs
 
 import scanfield
-from scanfield.scans.surface import bind
+from scanfield.scans.binding import bind
 
 
 def leave_out(backend: str, test: str, given: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from checks import check_kind, check_truth, operation, run_example, vjp
 from examples import BASE, DELTA_FAMILY, EXAMPLES, METHODS, OPERATIONS, Example, example, op_inputs
 
 import scanfield
-from scanfield.scans.surface import bind
+from scanfield.scans.binding import bind
 
 RUNS = [pytest.param(e, method, id=f"{e}-{method}") for e in EXAMPLES for method in METHODS[e.op]]
 

@@ -12,7 +12,7 @@ from examples import Example, rng_of
 
 import scanfield
 from scanfield.dispatch import Call
-from scanfield.scans.surface import bind
+from scanfield.scans.binding import bind
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dispatch"))
 

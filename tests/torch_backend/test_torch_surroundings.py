@@ -282,7 +282,7 @@ def test_a_program_that_was_exported_without_gradients_has_them(op):
 
 
 def _arguments(op, given):
-    from scanfield.scans.surface import bind
+    from scanfield.scans.binding import bind
 
     bound = bind(getattr(scanfield, op), (), given)
     call = bound.record.prepare(bound.arrays, bound.options).call

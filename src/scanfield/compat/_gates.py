@@ -19,8 +19,8 @@ from scanfield.arrays import Array, Namespace, library_of
 from scanfield.compat import _arrays
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans.canonical import quiet
+from scanfield.scans.options import check_number
 from scanfield.scans.selective_forms import sigmoid, softplus
-from scanfield.scans.surface import check_number
 
 # exp of it is far beyond every decay that is not 0, and its products stay finite in float32: an infinite rate times a
 # slope that has underflown to 0 would be NaN in a gradient.

@@ -10,8 +10,8 @@ from scanfield.compat import _arrays
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.layers.parametrised import sizes as check_sizes
 from scanfield.scans.gated_delta import gdn2
+from scanfield.scans.options import check_chunk_size
 from scanfield.scans.ssd import ssd
-from scanfield.scans.surface import check_chunk_size
 
 
 def mamba_chunk_scan_combined(

@@ -17,7 +17,7 @@ from scanfield.layers.parameters import Parameter
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
 from scanfield.lrp.rules import LINEAR_RULES
-from scanfield.scans.surface import check_flag
+from scanfield.scans.options import check_flag
 
 
 class Linear(Layer):

@@ -11,7 +11,7 @@ from scanfield.layers.linear import Matrix
 from scanfield.layers.mlp import MixerAndMLP
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
-from scanfield.scans.surface import check_flag
+from scanfield.scans.options import check_flag
 
 
 class LanguageModel(Layer):

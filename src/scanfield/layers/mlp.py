@@ -9,7 +9,7 @@ from scanfield.layers.functions import Activation, Gate, Split, Sum
 from scanfield.layers.layer import Layer
 from scanfield.layers.parametrised import sizes
 from scanfield.layers.tape import Run, Value
-from scanfield.scans.surface import check_flag
+from scanfield.scans.options import check_flag
 
 
 class GatedMLP(Layer):

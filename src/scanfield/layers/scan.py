@@ -20,7 +20,7 @@ from scanfield.errors import ArgumentError
 from scanfield.layers.elementary import sigmoid, softplus
 from scanfield.layers.tape import Function, Saved
 from scanfield.lrp.rules import Epsilon, Passed, Rule
-from scanfield.scans.surface import bind
+from scanfield.scans.binding import bind
 
 _LARGEST_RATE = 80.0
 """Of A_log: exp of it stays finite in float32, and its products with a logit too."""

@@ -27,8 +27,9 @@ from scanfield.arrays import (
 from scanfield.dispatch import Derived, Prepared, Record
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.lrp import states
+from scanfield.scans.binding import Bound, bind, record_of
 from scanfield.scans.canonical import quiet
-from scanfield.scans.surface import Bound, bind, check_number, record_of
+from scanfield.scans.options import check_number
 
 RULES = ("epsilon", "state_epsilon")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from scanfield.arrays import Array, Namespace, check_same_library, current_device_of
 from scanfield.errors import ArgumentError, ShapeError
-from scanfield.scans.surface import check_flag
+from scanfield.scans.options import check_flag
 
 Elements = tuple[Array, ...]
 Combine = Callable[[Elements, Elements], Sequence[Array]]

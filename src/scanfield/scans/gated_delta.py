@@ -26,7 +26,8 @@ from scanfield.errors import ShapeError
 from scanfield.scans import gated_delta_chunk, gated_delta_recurrent, packing
 from scanfield.scans.assemble import assemble
 from scanfield.scans.canonical import Canonical, Checked, quiet, restore
-from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, check_number, public, run
+from scanfield.scans.options import check_chunk_size, check_flag, check_number
+from scanfield.scans.surface import ScanResult, public, run
 
 QUERY = Input("query", ("batch time heads key",))
 KEY = Input("key", ("batch time heads key",))

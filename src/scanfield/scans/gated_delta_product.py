@@ -15,7 +15,8 @@ from scanfield.errors import ShapeError
 from scanfield.scans import packing
 from scanfield.scans.canonical import Canonical, cotangent, restore
 from scanfield.scans.gated_delta import BOUNDS, OPERATION, QUERY, STATE, assemble_rule, check_heads
-from scanfield.scans.surface import ScanResult, check_flag, public, run
+from scanfield.scans.options import check_flag
+from scanfield.scans.surface import ScanResult, public, run
 
 _PRODUCT_INPUTS = (
     QUERY,

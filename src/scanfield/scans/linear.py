@@ -34,7 +34,8 @@ from scanfield.errors import ArgumentError, ShapeError
 from scanfield.scans import linear_forms, packing
 from scanfield.scans.assemble import assemble
 from scanfield.scans.canonical import Canonical, add_axes, axes_text, restore
-from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, public, run
+from scanfield.scans.options import check_chunk_size, check_flag
+from scanfield.scans.surface import ScanResult, public, run
 
 _TIED = frozenset({"batch", "time", "feature"})
 INPUTS = (

@@ -30,7 +30,8 @@ from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.scans import packing, selective_forms
 from scanfield.scans.assemble import assemble
 from scanfield.scans.canonical import Canonical, restore
-from scanfield.scans.surface import ScanResult, check_chunk_size, check_flag, check_number, public, run
+from scanfield.scans.options import check_chunk_size, check_flag, check_number
+from scanfield.scans.surface import ScanResult, public, run
 
 _TIED = frozenset({"batch", "time"})
 _LAYOUTS = ("batch time groups_{} state", "batch time 1 state", "1 1 channels state")

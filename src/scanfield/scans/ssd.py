@@ -25,9 +25,10 @@ from scanfield.dispatch import Derived, Grads, Input, Option, Prepared
 from scanfield.scans import packing
 from scanfield.scans.canonical import Canonical, Checked, cotangent, quiet, restore
 from scanfield.scans.gated_delta import BOUNDS, OPERATION, assemble_rule, check_heads
+from scanfield.scans.options import check_flag
 from scanfield.scans.selective import check_limits
 from scanfield.scans.selective_forms import step_sizes, step_sizes_back
-from scanfield.scans.surface import ScanResult, check_flag, public, run
+from scanfield.scans.surface import ScanResult, public, run
 
 _SSD_INPUTS = (
     Input("x", ("batch time vheads value",)),
