@@ -13,6 +13,7 @@ from typing import Any
 from numba import config, njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
+from scanfield.errors import BackendError
 from scanfield.threads import SLOW_LOCK
 from scanfield_numpy import parts
 from scanfield_numpy.lean import KernelCompiler
@@ -20,6 +21,12 @@ from scanfield_numpy.stored import FOLDER, KernelCache
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set: numba compiles nothing")
+
+
+def reason_against_compiling() -> str | None:
+    """Why numba compiles nothing now: somebody has switched it off since."""
+    return "numba.config.DISABLE_JIT is set: numba compiles nothing" if config.DISABLE_JIT else None
+
 
 # No fastmath: what may be fused or reordered, the vectors' own arithmetic says.
 _OPTIONS = {
@@ -82,6 +89,9 @@ class Kernel:
             return waiting.result()
 
     def _compile_here(self, dtype: str, size: int) -> Any:
+        reason = reason_against_compiling()
+        if reason is not None:
+            raise BackendError(f"{reason}; SCANFIELD_BLOCK=numpy.numba does without it")
         compiled = njit(pipeline_class=KernelCompiler, **_OPTIONS)(self._function)
         if FOLDER:
             # What ``cache=True`` would set, for one folder of the whole process.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from scanfield.dispatch import Call, Grads, Verb, operation_of
+from scanfield_numpy.compiling import reason_against_compiling
 from scanfield_numpy.gated_delta import GatedDelta
 from scanfield_numpy.half import Half, Verbs
 from scanfield_numpy.launching import Launcher, launcher
@@ -96,8 +97,8 @@ class Compiled:
         return self._complex if any(array.dtype.kind == "c" for array in others) else self._real
 
     def declines(self, call: Call, verb: Verb) -> str | None:
-        """Dtypes that no kernel takes."""
-        return self._real.declines(call, verb)
+        """Dtypes that no kernel takes, and everything while numba is switched off."""
+        return reason_against_compiling() or self._real.declines(call, verb)
 
     def forward(self, call: Call) -> tuple[Array, Array]:
         """Output and final state."""

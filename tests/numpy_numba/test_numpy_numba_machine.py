@@ -243,6 +243,26 @@ def test_where_numba_compiles_nothing_the_generic_code_runs():
     assert "NUMBA_DISABLE_JIT" in said
 
 
+def test_a_numba_that_is_switched_off_later():
+    said = python(
+        """
+        import numba, numpy as np, scanfield, scanfield.pinn
+        a = np.full((1, 3, 2), 0.5)
+        scanfield.linear_scan(a, 2 * a)
+        numba.config.DISABLE_JIT = True
+        result, pullback = scanfield.vjp(scanfield.linear_scan, a, 2 * a)
+        assert result.output[0, 2, 0] == 1.75 and pullback(a)["b"].shape == a.shape
+        try:
+            scanfield.linear_scan(a, a, method="numpy.numba")
+        except scanfield.BackendError as error:
+            print(error)
+        numba.config.DISABLE_JIT = False
+        scanfield.vjp(scanfield.linear_scan, a, 2 * a, method="numpy.numba")[1](a)
+        """
+    )
+    assert "numba.config.DISABLE_JIT" in said
+
+
 def test_a_first_call_while_numba_compiles():
     """What is called to type a user's function may call a scan, which has a kernel to compile: no lock waits for itself."""
     python(
