@@ -118,6 +118,9 @@ class Library:
         """`function(*arguments)`, compiled where the library compiles. Arguments are trees of arrays."""
         return function(*arguments)
 
+    def forget(self) -> None:
+        """Give back what was compiled so far, if anything."""
+
     @contextmanager
     def as_users_compile(self) -> Iterator[None]:
         """Within, `run` compiles as a user's program is compiled, where tests do it in less time otherwise."""
@@ -243,7 +246,7 @@ class Jax(Library):
         key = function, bool(self._options)
         if key not in self._compiled:
             if len(self._compiled) == self.KEPT:
-                self._forget()
+                self.forget()
             self._compiled[key] = self.jax.jit(function, compiler_options=self._options or None)
         return self._compiled[key](*arguments)
 
@@ -256,7 +259,7 @@ class Jax(Library):
         finally:
             self._options = {}
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Give back what compiled functions hold, megabytes each; glibc keeps freed memory until it is asked."""
         self._compiled.clear()
         self.jax.clear_caches()
