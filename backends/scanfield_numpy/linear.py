@@ -141,7 +141,13 @@ class Linear:
             4.0 * batch * time * width,
             series_kernels.backward_memory(lanes_of(dtype)) if few else lanes * (3 + chunk),
             integers,
-            (plan.table, *given, *residuals, cotangent, *(flat(array, dtype) for array in arrays)),
+            (
+                plan.table,
+                *given,
+                flat(residuals[0], dtype),
+                cotangent,
+                *(flat(array, dtype) for array in arrays),
+            ),
             size=width if few else 0,
         )
         with numpy.errstate(all="ignore"):

@@ -162,7 +162,7 @@ class Selective:
                 plan.table,
                 _limits(call),
                 *given,
-                *residuals,
+                *(flat(array, dtype) for array in residuals),
                 cotangent,
                 *(flat(array, dtype) for array in arrays),
             ),

@@ -44,7 +44,8 @@ class Gradients:
     ) -> tuple[Tensor | None, ...]:
         """The gradient of each array of the call that needs one, in its dtype."""
         saved, at = ctx.saved_tensors, self._index
-        tensors, residuals = saved[: ctx.count], saved[ctx.count :]
+        # A hook on saved tensors may have kept them elsewhere and give them back lying otherwise.
+        tensors, residuals = saved[: ctx.count], tuple([x.contiguous() for x in saved[ctx.count :]])
         if [None if x is None else x.shape for x in tensors] != ctx.shapes:
             raise _changed(ctx, tensors, at)
         arrays = (*tensors[:at], *ctx.call.arrays, *tensors[at:])

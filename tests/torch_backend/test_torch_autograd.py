@@ -130,6 +130,25 @@ def test_nothing_is_saved_where_nothing_requires_a_gradient(op):
         assert saved
 
 
+@pytest.mark.parametrize("method", [METHOD, "torch.generic"])
+@pytest.mark.parametrize("op", BASE)
+def test_what_was_saved_comes_back_lying_otherwise(op, method):
+    """As from a hook that keeps it elsewhere: the same numbers, other strides."""
+
+    def turned(x):
+        return x.movedim(0, -1).contiguous().movedim(-1, 0)
+
+    found = []
+    for unpack in (lambda x: x, turned):
+        given = leaves(SMALL[op])
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            output, _ = run(op, given, SMALL[op].options, method)
+            output.square().sum().backward()
+        found.append([x.grad for x in given.values()])
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("op", BASE)
 def test_backward_frees_what_was_saved(op):
     one = SMALL[op]

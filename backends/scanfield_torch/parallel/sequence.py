@@ -279,7 +279,7 @@ class _Sharded(torch.autograd.Function):
         wanted = tuple(
             [need and x is not None for need, x in zip(ctx.needs_input_grad[1:], given, strict=True)]
         )
-        kept = _Kept(tuple(residuals), ctx.chosen, transition)
+        kept = _Kept(tuple([x.contiguous() for x in residuals]), ctx.chosen, transition)
         grads = part.backward(call._replace(arrays=arrays), kept, d_output, d_states, wanted)
         return None, *[
             as_gradient(grad, x) if want and grad is not None else None
