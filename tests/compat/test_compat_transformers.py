@@ -247,7 +247,7 @@ def test_copies_and_pickles(name):
                     layer(hidden, seq_idx=numbers),
                 )
                 assert off(packed, alone) <= 1e-5
-    assert not any(users.values()) and not _hooked._frames.open
+    assert not any(users.values()) and not _hooked.frames.running()
 
 
 def test_threads_and_errors_leave_other_models_alone():
@@ -317,9 +317,40 @@ def test_an_error_in_forward_leaves_nothing_behind():
     with accelerate(model):
         with pytest.raises(scanfield.ShapeError, match="seq_idx"), torch.no_grad():
             model(tokens(9), seq_idx=torch.zeros(2, 8, dtype=torch.int64))
-        assert not _hooked._frames.open
+        assert not _hooked.frames.running()
         with torch.no_grad():
             model(tokens(9))
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_an_interrupt_in_forward_leaves_nothing_behind(name):
+    """torch calls no hook after it; the pack, the layer's state and its turn end with the call all the same."""
+    model, other, ids = build(name), build(name), tokens(9)
+    numbers = torch.tensor([[0] * 4 + [1] * 5] * 2)
+    layer = next(x for key, x in model.named_modules() if key.endswith("mixer.out_proj"))
+
+    def interrupt(*unused):
+        raise KeyboardInterrupt
+
+    with torch.no_grad():
+        want = logits(other(ids))
+        cut = logits(other(ids[:, :5]))
+        for again in (False, True):
+            with accelerate(model):
+                kept = cache_of(model(ids[:, :6], use_cache=True))
+                handle = layer.register_forward_pre_hook(interrupt)
+                for given in ({"seq_idx": numbers}, {}):
+                    with pytest.raises(KeyboardInterrupt):
+                        model(ids, **given)
+                handle.remove()
+                assert torch.equal(logits(other(ids)), want)
+                if not again:
+                    assert off(logits(model(ids[:, 6:], **kept, use_cache=True)), want[:, 6:]) <= 1e-5
+                    assert off(logits(model(ids)), want) <= 1e-5
+                    assert off(logits(model(ids[:, :5])), cut) <= 1e-5
+            with accelerate(model):
+                assert off(logits(model(ids)), want) <= 1e-5
+        assert torch.equal(logits(model(ids)), want)
 
 
 def test_packs_under_gradient_checkpointing_are_refused_where_layers_are_not_told():

@@ -7,7 +7,6 @@ functions here read the innermost one of their thread; outside of every frame tr
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -19,6 +18,7 @@ from scanfield.compat import _arrays, _depthwise
 from scanfield.compat._convolution import causal_conv1d_fn
 from scanfield.compat._fla_channel import chunk_kda
 from scanfield.compat._fla_delta import chunk_gated_delta_rule
+from scanfield.compat._open import Open
 from scanfield.compat._selective import selective_scan_fn
 from scanfield.compat._ssd import mamba_chunk_scan_combined
 from scanfield.compat._state_update import selective_state_update
@@ -44,28 +44,8 @@ class Frame:
     """What the convolution has seen before these tokens (batch, channels, width), for mixers that do not hand it on."""
 
 
-class _Frames(threading.local):
-    def __init__(self) -> None:
-        self.open: list[Frame] = []
-
-
-_frames = _Frames()
-
-
-def enter(frame: Frame) -> None:
-    """Open a frame in this thread."""
-    _frames.open.append(frame)
-
-
-def leave() -> None:
-    """Close the innermost frame of this thread."""
-    if _frames.open:
-        _frames.open.pop()
-
-
-def innermost() -> Frame | None:
-    """The frame of the mixer that runs in this thread."""
-    return _frames.open[-1] if _frames.open else None
+frames = Open()
+"""Those of the mixers that run."""
 
 
 def within_frames(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,9 +53,8 @@ def within_frames(original: Callable[..., Any], ours: Callable[..., Any]) -> Cal
 
     @wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
-        if not _frames.open:
-            return original(*args, **kwargs)
-        return ours(original, _frames.open[-1], *args, **kwargs)
+        frame = frames.innermost()
+        return original(*args, **kwargs) if frame is None else ours(original, frame, *args, **kwargs)
 
     return choose
 
@@ -89,9 +68,10 @@ class Chosen:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One of the two."""
-        if not _frames.open:
+        frame = frames.innermost()
+        if frame is None:
             return self.original(*args, **kwargs)
-        return self.ours(self.original, _frames.open[-1], *args, **kwargs)
+        return self.ours(self.original, frame, *args, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

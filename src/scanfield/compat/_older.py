@@ -86,7 +86,7 @@ def prompt(original: Callable[..., Any], ensure: Callable[[], None]) -> Callable
     def choose(
         layer: Any, hidden_states: Array, cache_params: Any = None, attention_mask: Any = None, *rest: Any
     ) -> Any:
-        frame, time = _hooked.innermost(), hidden_states.shape[1]
+        frame, time = _hooked.frames.innermost(), hidden_states.shape[1]
         if frame is None or frame.layer is not layer or time == 1:
             return original(layer, hidden_states, cache_params, attention_mask, *rest)
         ensure()

@@ -16,6 +16,7 @@ from typing import Any, Self
 from scanfield.arrays import copy
 from scanfield.compat import _arrays, _hooked, _older
 from scanfield.compat._models import MODELS, Mixer, kind_of, mixer_of, module_of
+from scanfield.compat._open import Open, calling
 from scanfield.errors import ArgumentError, BackendError, StateError
 
 _CACHES = ("cache", "past_key_values", "cache_params")  # today's name first, then those of older versions
@@ -220,39 +221,32 @@ def _take_back_attributes(layer: Any) -> None:
 # an acceleration in force
 
 
-class _Ambient(threading.local):
-    """The packs of the models that are running in this thread, for layers that are not told of them.
+_packs = Open()
+"""The packs of the models that are running, for layers that are not told of them.
 
-    Each as seq_idx, cu_seq_lens_q, and whether the model would recompute its layers in backward. The model itself is not
-    kept: torch.compile cannot trace that.
-    """
-
-    def __init__(self) -> None:
-        self.packs: list[tuple[Any, Any, bool]] = []
-
-
-_ambient = _Ambient()
+Each as seq_idx, cu_seq_lens_q, and whether the model would recompute its layers in backward. The model itself is not
+kept: torch.compile cannot trace that.
+"""
 
 
 def _note_sequences(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
     packed = seq_idx is not None or bounds is not None
-    _ambient.packs.append((seq_idx, bounds, packed and model.training and _checkpoints(model)))
+    _packs.enter((seq_idx, bounds, packed and model.training and _checkpoints(model)), calling())
 
 
 def _forget_sequences(model: Any, args: Any, output: Any) -> None:
-    if _ambient.packs:
-        _ambient.packs.pop()
+    _packs.leave()
 
 
 def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    outer = _hooked.innermost()
+    outer, call = _hooked.frames.innermost(), calling()
     if (
         outer is not None and outer.layer is layer
     ):  # a second acceleration; the first one has read the keywords
-        _hooked.enter(outer)
+        _hooked.frames.enter(outer, call)
         return None
-    _hooked.enter(_hooked.Frame())  # whatever raises from here on, the closing hook finds one
+    _hooked.frames.enter(_hooked.Frame(), call)  # whatever raises from here on, the closing hook finds one
     if not _in_force(layer):
         return None
     hidden = args[0] if args else kwargs["hidden_states"]
@@ -269,8 +263,8 @@ def _open_frame(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         frame.state = None if state is None else copy(state)
     elif kind is not None and kind.plain and cache is not None:
         frame.state, frame.inputs = _older.kept(layer, cache)
-    _hooked.leave()
-    _hooked.enter(frame)
+    _hooked.frames.leave()
+    _hooked.frames.enter(frame, call)
     if frame.seq_idx is None or kind is None or not (kind.plain or kind.attributes):
         return None
     if not kind.packs:
@@ -289,16 +283,16 @@ def _in_force(layer: Any) -> bool:
 
 
 def _close_frame(layer: Any, args: Any, output: Any) -> None:
-    _hooked.leave()
+    _hooked.frames.leave()
 
 
 def _sequences(layer: Any, kwargs: Mapping[str, Any], hidden: Any, batch: int, time: int) -> Any:
     """The sequence of each token, from the layer's own keywords or else those of the model."""
     seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
-    if seq_idx is None and bounds is None and _ambient.packs:
+    packs = _packs.running() if seq_idx is None and bounds is None else []
+    if packs:
         seq_idx, bounds, recomputes = next(
-            (pack for pack in reversed(_ambient.packs) if pack[0] is not None or pack[1] is not None),
-            _ambient.packs[-1],
+            (pack for pack in reversed(packs) if pack[0] is not None or pack[1] is not None), packs[-1]
         )
         if recomputes and layer.training:
             raise StateError(
