@@ -163,3 +163,16 @@ def test_a_sequence_of_no_layers_or_of_something_else():
 def test_what_is_true_only_to_python_is_no_flag(call: Any, words: str):
     with pytest.raises(ArgumentError, match=words):
         call()
+
+
+def test_an_error_inside_says_in_which_layer(library: Library):
+    model = layers.LanguageModel(11, 4, [layers.MambaBlock(4), layers.MambaBlock(2)]).init(0, library.xp)
+    with pytest.raises(ShapeError, match="the last axis must have size 2") as told:
+        model(library.array(np.array([[1, 5, 3]])))
+    assert told.value.__notes__ == ["in layer 'layers.1.mixer.in_proj', a Linear"]
+
+
+def test_a_layer_prints_as_the_tree_of_its_parameters():
+    assert repr(layers.Linear(3, 2)) == "Linear(weight (2, 3), bias (2,))"
+    lines = repr(layers.Sequential(layers.Linear(3, 2, bias=False), layers.RMSNorm(2))).split("\n")
+    assert lines == ["Sequential(", "  0: Linear(weight (2, 3))", "  1: RMSNorm(weight (2,))", ")"]

@@ -224,7 +224,9 @@ def test_taking_turns(pool: Any):
     ],
     ids=["frozen", "reshaped", "replaced"],
 )
-@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # by NumPy 2.5; it may still be done
+@pytest.mark.filterwarnings(
+    "ignore:Setting the shape:DeprecationWarning"
+)  # by NumPy 2.5; it may still be done
 def test_what_was_changed_takes_no_more_turns(pool: Any, change: Any):
     """Each result is as if it was the first, whatever became of the arrays before."""
     make = memory.taking_turns(LARGE, np.dtype("float32"))

@@ -16,6 +16,8 @@ from arrays import Library, deviation
 from checks import vjp
 from examples import COMPILED_FOR, METHODS, Example, rng_of
 
+import scanfield
+
 LIMIT = 2e-6
 # A key repeated and erased twice over, without any decay: the condition of a chunk's system is some
 # thousands, and no form that builds the system reaches 2e-6 (a backward stable solve is off by up to 3e-5 in
@@ -193,3 +195,16 @@ def test_a_reset_cuts_the_past_off(library: Library, method: str):
         assert not gradient[:, :cut].any(), name
         assert deviation(gradient[:, cut:], library.numpy(alone.gradients[name])) <= 1e-12, name
     assert not library.numpy(got.gradients["log_decay"])[:, cut].any()
+
+
+def test_what_decays_below_the_products_range_comes_back(library: Library):
+    """Token by token a state is as large as it is; forms that multiply decays first would have lost it."""
+    gate = np.where(np.arange(16) % 8 < 4, -28.0, 28.0).astype(np.float32)  # four of them: e-112, no float32
+    one = np.ones((1, 16, 1, 4), np.float32)
+    big = library.array(np.full((1, 1, 4, 4), 1e30, np.float32))
+    given = [library.array(x) for x in (one, one, 0 * one, gate[None, :, None, None] * one)]
+    found = scanfield.gla(*given, initial_state=big, method="generic.recurrent")
+    assert np.max(np.abs(library.numpy(found.final_state) / 1e30 - 1)) < 1e-5
+    a = library.array(np.exp(gate)[None, :, None])
+    state = scanfield.linear_scan(a, 0 * a, big[0, :, :1, 0], method="generic.recurrent").final_state
+    assert abs(library.numpy(state)[0, 0] / 1e30 - 1) < 1e-5

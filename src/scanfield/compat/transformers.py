@@ -131,6 +131,10 @@ class Acceleration:
         self._mixers.clear()
         self._own.clear()
 
+    def __repr__(self) -> str:
+        state = "" if self._handles else ", undone"
+        return f"Acceleration({self.layers} layers of {', '.join(self.models)}{state})"
+
     def __enter__(self) -> Self:
         return self
 

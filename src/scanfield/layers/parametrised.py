@@ -34,6 +34,13 @@ class Parametrised:
         self._values: dict[str, Array] = {}
         self._frozen: set[str] = set()
 
+    def __repr__(self) -> str:
+        own = [f"{name} {tuple(x.shape)}" for name, x in self.parameters.items()]
+        inner = [f"{name}: {child!r}".replace("\n", "\n  ") for name, child in self.children.items()]
+        if not inner:
+            return f"{type(self).__name__}({', '.join(own)})"
+        return "\n  ".join([f"{type(self).__name__}(", *own, *inner]) + "\n)"
+
     # -- parameters ------------------------------------------------------------------------------------------
 
     def init(

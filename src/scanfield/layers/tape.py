@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from scanfield.arrays import Array, Namespace, cast
-from scanfield.errors import StateError
+from scanfield.errors import ScanfieldError, StateError
 from scanfield.lrp.rules import Passed, Rule
 
 Kind = Literal[
@@ -159,6 +159,10 @@ class Run:
         try:
             made: Value = layer.define(self, x)
             return made
+        except ScanfieldError as error:
+            if not hasattr(error, "__notes__"):  # the innermost layer's is the one that tells
+                error.add_note(f"in layer {self.path!r}, a {type(layer).__name__}")
+            raise
         finally:
             self.layers.pop()
             self.path = before
