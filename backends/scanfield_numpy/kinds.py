@@ -16,7 +16,6 @@ import struct
 import sys
 from array import array as Block
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy
@@ -71,6 +70,8 @@ class _Facts(bytes):
     """What the function looks at, and the objects whose addresses stand in it, so that no others come to lie there."""
 
     kept: tuple[Any, ...] = ()
+    code: tuple[Any, ...] = ()
+    """The machine code, for as long as a function runs it."""
 
 
 def _facts(value: Any) -> list[tuple[int, int, int, int]]:
@@ -95,12 +96,22 @@ def _facts(value: Any) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@cache
-def _maker() -> Callable[[bytes], Same] | None:
+_made: list[Callable[[_Facts], Same] | None] = []
+
+
+def _maker() -> Callable[[_Facts], Same] | None:
     """What makes such a function from its facts; None where objects do not lie as they should."""
+    if not _made:
+        with SLOW_LOCK:
+            if not _made:
+                _made.append(_make_maker())
+    return _made[0]
+
+
+def _make_maker() -> Callable[[_Facts], Same] | None:
     if not _as_expected():
         return None
-    with SLOW_LOCK, global_compiler_lock:
+    with global_compiler_lock:
         library = cpu_target.target_context.codegen().create_library("scanfield_kinds")
         module = library.create_ir_module("scanfield_kinds")
         _write(module)
@@ -111,7 +122,8 @@ def _maker() -> Callable[[bytes], Same] | None:
     create = api(("PyCFunction_NewEx", ctypes.pythonapi))
     pointer = ctypes.pointer(method)
 
-    def make(facts: bytes, _alive: Any = (library, method)) -> Same:
+    def make(facts: _Facts) -> Same:
+        facts.code = library, method
         return create(pointer, facts, None)  # type: ignore[no-any-return]  # a function in C has no other type
 
     return make if _tells_apart(make) else None
@@ -235,13 +247,13 @@ def _as_expected() -> bool:
     )
 
 
-def _tells_apart(make: Callable[[bytes], Same]) -> bool:
+def _tells_apart(make: Callable[[_Facts], Same]) -> bool:
     """A last look before anything relies on it: the sizes and steps of arrays are where they should be."""
     array = numpy.zeros((4, 5, 6), numpy.float32)[1:, ::2]
     for value, field, numbers in ((array, _SHAPE, array.shape), (array, _STRIDES, array.strides)):
         for axis, number in enumerate(numbers):
             for wanted in (number, number + 1):
                 facts = (_ITEMS + 8, 64, 64, _ITEMS, field, 8 * axis, _ALL, wanted)
-                if make(struct.pack("8q", *facts))((value, Block("q", [0]))) != (wanted == number):
+                if make(_Facts(struct.pack("8q", *facts)))((value, Block("q", [0]))) != (wanted == number):
                     return False
     return True

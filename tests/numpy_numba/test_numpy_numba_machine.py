@@ -263,6 +263,34 @@ def test_a_numba_that_is_switched_off_later():
     assert "numba.config.DISABLE_JIT" in said
 
 
+def test_threads_whose_kinds_come_again_at_the_same_time():
+    """What tells kinds apart is made once, and lives as long as what asks it."""
+    python(
+        """
+        import sys, threading
+        import numpy as np, scanfield
+        sys.setswitchinterval(1e-5)
+        calls = [np.full((2, n, 3), 0.5, "float32") for n in (1, 40, 700)]
+        want = [scanfield.linear_scan(a, a).output for a in calls]
+        start, wrong = threading.Barrier(8), []
+
+        def work(first):
+            start.wait()
+            for turn in range(300):
+                i = (first + turn) % 3
+                if not np.array_equal(scanfield.linear_scan(calls[i], calls[i]).output, want[i]):
+                    wrong.append(i)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert not wrong
+        """
+    )
+
+
 def test_a_first_call_while_numba_compiles():
     """What is called to type a user's function may call a scan, which has a kernel to compile: no lock waits for itself."""
     python(
