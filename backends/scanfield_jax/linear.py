@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from scanfield.arrays import COMPLEX_OF
 from scanfield.dispatch import Call, Verb, operation_of
+from scanfield_jax.spreading import alike
 from scanfield_jax.walking import (
     Array,
     Edges,
@@ -189,7 +190,7 @@ def _before(call: Call, states: Array) -> Array:
     shape, rows, dtype = _sizes(call)
     state = zeros((rows, shape[2]), dtype, states) if state is None else state.astype(dtype)
     if bounds is None:
-        return jnp.concatenate([state[:, None], states[:, :-1]], axis=1)
+        return jnp.concatenate([alike(state[:, None], states), states[:, :-1]], axis=1)
     shifted = jnp.concatenate([states[:, :1], states[:, :-1]], axis=1)
     if not isinstance(bounds, tuple):
         edges = cast(Edges, edges_of(bounds, shape[1]))

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from scanfield_jax import spreading
 
 
 @partial(jax.jit, static_argnames=("step", "config", "reverse"))
@@ -25,5 +26,7 @@ def scan(
     def body(state: Any, slices: Any) -> Any:
         return step(config, constants, state, slices)
 
-    carry, outputs = lax.scan(body, carry, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), xs), reverse=reverse)
+    carry, outputs = spreading.scan(
+        body, carry, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), xs), reverse=reverse
+    )
     return carry, jax.tree.map(lambda y: jnp.moveaxis(y, 0, 1), outputs)

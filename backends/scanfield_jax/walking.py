@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy
 from jax import lax
 
+from scanfield_jax.spreading import scan
+
 Array = Any
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -77,7 +79,7 @@ def tokens(
     last), and the state after each token goes to ``ends.leaving``: what stays there is that of the sequence's last.
     """
     if edges is None or ends is None:
-        carry, outputs = lax.scan(step, carry, xs, reverse=reverse)
+        carry, outputs = scan(step, carry, xs, reverse=reverse)
         return carry, ends, outputs
 
     def packed(carry: Any, slices: Any) -> tuple[Any, Any]:
@@ -90,7 +92,7 @@ def tokens(
         return ((state, sums), leaving), outputs
 
     marks = edges.last if reverse else edges.first
-    (carry, leaving), outputs = lax.scan(
+    (carry, leaving), outputs = scan(
         packed, (carry, ends.leaving), (marks, edges.sequence, xs), reverse=reverse
     )
     return carry, ends._replace(leaving=leaving), outputs
@@ -133,7 +135,7 @@ def blocks(
     elif full:
         split = jax.tree.map(lambda x: x[: full * size].reshape(full, size, *x.shape[1:]), xs)
         entries = jax.tree.map(lambda x: x[:full], each)
-        carry, (ys, keep) = lax.scan(whole, carry, (split, entries), reverse=reverse)
+        carry, (ys, keep) = scan(whole, carry, (split, entries), reverse=reverse)
         outputs.append(jax.tree.map(lambda y: y.reshape(full * size, *y.shape[2:]), ys))
         kept.append(keep)
     if rest and not reverse:

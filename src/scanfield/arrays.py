@@ -241,11 +241,13 @@ def sum_to(xp: Namespace, array: Array, shape: Sequence[int]) -> Array:
 
 
 def device_of(array: Array) -> Any:
-    """The device, for creation functions; None (leave unset) for a JAX tracer, which has none yet."""
+    """The device, for creation functions; None (leave unset) for a JAX tracer, and for an array over several of JAX's."""
     library = library_of(array, "array").name
     if library in ("numpy", "dask"):
         return "cpu"
-    return getattr(array, "device", None)
+    device = getattr(array, "device", None)
+    # A sharding says how this array's axes are spread, and not where another one belongs.
+    return None if library == "jax" and not hasattr(device, "platform") else device
 
 
 def current_device_of(array: Any) -> AbstractContextManager[Any]:

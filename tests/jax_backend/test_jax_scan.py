@@ -226,3 +226,46 @@ def test_over_two_devices_and_in_single_precision():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+SPREAD = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 " + os.environ.get("XLA_FLAGS", "")
+import numpy as np, jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import scanfield
+r = np.random.default_rng(0)
+def draw(*shape):
+    return jnp.asarray(r.uniform(0, 1, shape), jnp.float32)
+a, b = draw(2, 20, 3), draw(2, 20, 3)
+q, k, v, beta = draw(2, 20, 1, 4), 0.5 * draw(2, 20, 1, 4), draw(2, 20, 1, 3), draw(2, 20, 1)
+def square(result):
+    return (result.output**2).sum() + (result.final_state**2).sum()
+calls = [
+    (lambda *x: square(scanfield.linear_scan(*x)), (a, b)),
+    (lambda *x: square(scanfield.delta_rule(*x)), (q, k, v, beta)),
+    (lambda *x: square(scanfield.delta_rule(*x, method="generic")), (q, k, v, beta)),
+]
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    for loss, given in calls:
+        spread = [jax.device_put(x, NamedSharding(mesh, P("data", *[None] * (x.ndim - 1)))) for x in given]
+        loss(*spread)
+        run = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(given)))))
+        for x, y in zip(jax.tree.leaves(run(*given)), jax.tree.leaves(run(*spread)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    # A parameter that lies on one device beside what is spread.
+    u, A = spread[0][:, :, 0], -jnp.ones((4, 2))
+    B = jax.device_put(draw(2, 20, 2), NamedSharding(mesh, P("data")))
+    assert jax.jit(scanfield.selective_scan)(u, u, A, B, B).output.shape == u.shape
+print("alike")
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="this JAX has no meshes with explicit axes")
+def test_arrays_spread_over_devices():
+    """With ``jax.make_mesh`` and no ``shard_map``: as types say (explicit axes), or as XLA decides."""
+    done = subprocess.run(
+        [sys.executable, "-c", SPREAD], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.stdout == "alike\n", done.stderr[-3000:]
