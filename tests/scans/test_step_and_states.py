@@ -4,6 +4,7 @@ through.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,9 @@ def test_states_at_under_the_gradient_of_the_loss(library: Library, op: str):
 
 def test_examples_cover_step():
     assert {e.op for e in STEPPED} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_scan_and_its_step_are_pickled_by_name(op: str):
+    scan = getattr(scanfield, op)
+    assert pickle.loads(pickle.dumps((scan, scan.step))) == (scan, scan.step)  # as process pools do

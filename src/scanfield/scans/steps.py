@@ -17,8 +17,8 @@ from scanfield.scans.plans import Plans, key_of
 _NOT_IN_STEP = ("cu_seqlens", "reverse", "states_at", "chunk_size", "initial_state")
 
 
-def stepper(record: Record, signature: inspect.Signature) -> Callable[..., tuple[Array, Array]]:
-    """The ``step`` of a public scan, from its record and its signature."""
+def stepper(record: Record, signature: inspect.Signature, module: str) -> Callable[..., tuple[Array, Array]]:
+    """The ``step`` of a public scan of a module, from its record and its signature."""
     parameters = [
         inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
         *(parameter for name, parameter in signature.parameters.items() if name not in _NOT_IN_STEP),
@@ -75,7 +75,7 @@ def stepper(record: Record, signature: inspect.Signature) -> Callable[..., tuple
             return library_of(y, "output").namespace.squeeze(prepared.output(y), axis=1), prepared.state(last)
 
     step.__name__, step.__qualname__ = "step", f"{record.name}.step"
-    step.__module__ = record.prepare.__module__
+    step.__module__ = module  # by which it is found, when it is pickled
     step.__signature__ = own  # type: ignore[attr-defined]  # how inspect.signature reads a made function
     shapes = "\n".join(
         f"    {entry.name} : array {' or '.join(layout_text(axes) for axes in step_layouts(entry).values())}"

@@ -93,7 +93,7 @@ def public(record: Record) -> Callable[[Callable[P, ScanResult]], Scan[P]]:
         made = cast(Scan[P], scan)
         made.record = record
         made.signature = signature  # kept: to make one takes as long as a short scan
-        made.step = stepper(record, signature)
+        made.step = stepper(record, signature, function.__module__)
         registry.register(record)
         return made
 
