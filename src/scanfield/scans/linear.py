@@ -256,7 +256,8 @@ def linear_scan(
     float32. A NaN at token t leaves the outputs before t untouched. ``method="generic.blocked"`` runs a long series of
     few lanes in some 3 sqrt(time) steps instead of time; it is the choice for half precision, and limited to
     coefficients whose product over sqrt(time) tokens neither underflows nor overflows. Its blocks are its own: it takes
-    no notice of ``chunk_size`` and keeps some sqrt(time) states for the gradient.
+    no notice of ``chunk_size`` and keeps some sqrt(time) states for the gradient. Compiled scans of very few lanes
+    (``numpy.numba``) multiply the coefficients of 2 to 16 tokens, which must not underflow either.
 
     Examples
     --------
