@@ -11,6 +11,7 @@ from scanfield.pinn.fit import relative_error
 from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
+WAVE = pinn.solutions.plane_wave(10.0)
 HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
 
@@ -26,6 +27,14 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.PointSet([["a"]]), DtypeError, "interior"),
         (lambda: pinn.PointSet([[1.0], [2.0, 3.0]]), ShapeError, "interior"),
         (lambda: pinn.Dirichlet(1.0, weight="a"), ArgumentError, "weight = 'a'"),
+        (lambda: pinn.Impedance(WAVE), ArgumentError, r"the field of the solution 'plane wave', and .*\(wave.impedance\)"),
+        (lambda: pinn.Neumann(WAVE), ArgumentError, r"Neumann takes its slope: give Neumann\(wave.normal\)"),
+        (lambda: pinn.Neumann(WAVE.impedance), ArgumentError, "the impedance data of .* give Neu"),
+        (lambda: pinn.Dirichlet(WAVE.normal), ArgumentError, r"the slope of .* give Dirichlet\(wave\)"),
+        (lambda: pinn.Robin(1.0, WAVE), ArgumentError, r"give lambda x, n: wave.normal\(x, n\) \+ c \* wave\(x\)"),
+        (lambda: pinn.Robin(WAVE, 1.0), ArgumentError, "coefficient is a known field"),
+        (lambda: pinn.Helmholtz(LINE, WAVE), ArgumentError, "give wave.wavenumber"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, WAVE), ArgumentError, "give wave.source"),
         (lambda: pinn.Unknown("a"), ArgumentError, "start = 'a': a finite real number"),
         (lambda: pinn.Unknown(1j), ArgumentError, "start = 1j"),
         (lambda: pinn.Unknown(1.0, 3), ArgumentError, "name = 3"),
@@ -58,6 +67,15 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, 1.0, 1e200), ArgumentError, "the equation has the size 1e.200"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale=1e-200), ArgumentError, "the field has the size 1e-200"),
         (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),
+        (lambda: pinn.Disk(1.0), ArgumentError, "^Disk: missing a required argument: 'radius'; it takes center, radius"),
+        (lambda: pinn.Ball((0, 0), r=1.0), ArgumentError, "^Ball: unknown keyword 'r'; it takes center, radius"),
+        (lambda: pinn.Box(0, 0, 1, 1), ArgumentError, "^Box: too many positional arguments; it takes lower, upper"),
+        (lambda: pinn.Interval(1), ArgumentError, "^Interval: missing a required argument: 'upper'"),
+        (lambda: pinn.Difference(LINE), ArgumentError, "^Difference: missing a required argument: 'hole'"),
+        (pinn.PML, ArgumentError, "^PML: missing a required argument: 'width'"),
+        (pinn.PointSet, ArgumentError, "^PointSet: missing a required argument: 'interior'"),
+        (lambda: pinn.Sommerfeld(1.0), ArgumentError, "^Sommerfeld: too many positional arguments; it takes where"),
+        (lambda: pinn.Dirichlet(1.0, on="left"), ArgumentError, "^Dirichlet: unknown keyword 'on'; .*it takes value, hard"),
         (lambda: pinn.Helmholtz(LINE, k=1.0), ArgumentError, "Helmholtz: unknown keyword 'k'; it takes domain, wave"),
         (lambda: pinn.Helmholtz(LINE), ArgumentError, "Helmholtz: missing a required argument: 'wavenumber'; it takes"),
         (lambda: pinn.train(1, 2, n_points=3), ArgumentError, "train: unknown keyword 'n_points'; did you mean 'points'"),
@@ -70,6 +88,25 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 def test_named(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_data_of_a_known_field_of_the_right_kind():
+    """An `Impedance(wave)` took the field's values for its data: an error of 1.0, and no word."""
+    for condition in (
+        pinn.Dirichlet(WAVE),
+        pinn.Neumann(WAVE.normal),
+        pinn.Impedance(WAVE.impedance),
+        pinn.Robin(0.0, WAVE.normal),
+        pinn.Robin(-10j, WAVE.impedance),
+    ):
+        problem = pinn.Helmholtz(LINE, 10.0, boundary=condition, field_scale=1.0)
+        _, term = problem.terms(problem.draw(4))
+        (piece,) = term.pieces
+        u = WAVE(piece.points)
+        value = 0.0 if piece.value is None else piece.value * u
+        slope = 0.0 if piece.first is None else piece.first[:, 0] * 10j * u
+        wanted = 0.0 if term.target is None else term.target
+        np.testing.assert_allclose(value + slope, wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("callbacks", [print, [3], "ab", None], ids=repr)

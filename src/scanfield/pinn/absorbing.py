@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scanfield.errors import ArgumentError
+from scanfield.pinn.boundary import advised_class
 from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Box, Domain
 from scanfield.pinn.values import check_positive
@@ -23,6 +24,7 @@ from scanfield.pinn.values import check_positive
 __all__ = ["PML"]
 
 
+@advised_class
 @dataclass(frozen=True)
 class PML:
     """A perfectly matched layer inside a box, along some of its sides; on its outer end the field is zero.

@@ -46,6 +46,7 @@ from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import jet
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
+from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Term
 from scanfield.pinn.values import Value, check_positive, evaluate, reals
 
@@ -123,6 +124,11 @@ class Helmholtz:
             raise ArgumentError(
                 f"domain is a {type(domain).__name__}: give an Interval, Box, Disk, Difference or PointSet"
             )
+        for name, value in (("wavenumber", wavenumber), ("source", source)):
+            if isinstance(value, Solution):
+                raise ArgumentError(
+                    f"{name} is the field of the solution {value.name!r}: give wave.{name}, with your name for wave"
+                )
         self.domain, self.source = domain, source
         self.wavenumber = wavenumber
         conditions = _listed("boundary", boundary, Condition | PML)
