@@ -159,6 +159,35 @@ def test_points_that_are_no_real_numbers_are_refused(tmp_path):
         pinn.train(problem, network, points=5, iterations=1, checkpoint=tmp_path, progress=False)
 
 
+ROWS = np.zeros((300, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        *(
+            (name, lambda problem, network, name=name: pinn.train(problem, network, **{"progress": False, name: ROWS}))
+            for name in ("points", "boundary", "iterations", "sampling", "seed", "weights", "adaptive", "tolerance", "record")
+        ),
+        ("complex_field", lambda *_: pinn.Helmholtz(LINE, 1.0, complex_field=ROWS)),
+        ("radius", lambda *_: pinn.Disk((0, 0), ROWS)),
+        ("start", lambda *_: pinn.Unknown(ROWS)),
+        ("lower", lambda *_: pinn.Box(ROWS, (1, 1))),
+        ("activation", lambda *_: pinn.Network.create(pinn.RawCoordinates(1), activation=ROWS)),
+        ("features", lambda *_: pinn.FourierFeatures(1, ROWS, scale=1.0)),
+        ("direction", lambda *_: pinn.solutions.plane_wave(1.0, ROWS)),
+    ],
+)  # fmt: skip
+def test_an_array_where_none_belongs_is_told_by_its_shape(name, call):
+    """All its rows were printed."""
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    with pytest.raises(ScanfieldError, match=f"^{name}") as refused:
+        call(problem, network)
+    words = str(refused.value)
+    assert "(300, 2)" in words and "\n" not in words and len(words) < 200
+
+
 @pytest.mark.parametrize("value", ["a", 1.5, True, 0])
 @pytest.mark.parametrize("name", ["iterations", "boundary", "held_out", "resample", "patience", "record"])
 def test_counts(name, value):

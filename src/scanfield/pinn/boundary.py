@@ -27,7 +27,7 @@ from scanfield.errors import ArgumentError
 from scanfield.keywords import advised
 from scanfield.pinn.domains import Domain
 from scanfield.pinn.solutions import Solution
-from scanfield.pinn.values import Value, check_positive, evaluate
+from scanfield.pinn.values import Value, brief, check_positive, evaluate
 
 __all__ = [
     "Condition",
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 def advised_class(kind: type[T]) -> type[T]:
     """A call that does not fit is an ArgumentError with what the class takes."""
-    kind.__init__ = advised(kind.__init__)  # type: ignore[misc, method-assign]
+    kind.__init__ = advised(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
@@ -85,10 +85,10 @@ class Unknown:
         start: object = self.start
         number = isinstance(start, int | float | np.integer | np.floating) and not isinstance(start, bool)
         if not number or not math.isfinite(self.start):
-            raise ArgumentError(f"start = {start!r}: a finite real number is expected")
+            raise ArgumentError(f"start = {brief(start)}: a finite real number is expected")
         name: object = self.name
         if not isinstance(name, str) or not name:
-            raise ArgumentError(f"name = {name!r}: a text is expected, such as 'wavenumber'")
+            raise ArgumentError(f"name = {brief(name)}: a text is expected, such as 'wavenumber'")
 
     def parts(
         self, x: np.ndarray, normals: np.ndarray | None = None, *, given: bool = False
@@ -118,7 +118,7 @@ class Condition:
         check_positive("weight", self.weight)
         name: object = self.name
         if not isinstance(name, str):
-            raise ArgumentError(f"name = {name!r:.40}: a text is expected")
+            raise ArgumentError(f"name = {brief(name)}: a text is expected")
         self._check_solution()
 
     def _check_solution(self) -> None:
@@ -227,7 +227,7 @@ class Periodic(Condition):
         super().__post_init__()
         if self.where is not None:
             raise ArgumentError(
-                f"where = {self.where!r}: a periodic condition holds on both sides of its axis"
+                f"where = {brief(self.where)}: a periodic condition holds on both sides of its axis"
             )
 
 
@@ -247,6 +247,6 @@ class Interface(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.where is not None:
-            raise ArgumentError(f"where = {self.where!r}: an interface holds on the rim of its region")
+            raise ArgumentError(f"where = {brief(self.where)}: an interface holds on the rim of its region")
         if self.region.given:
             raise ArgumentError("region: a PointSet has no rim; give an Interval, Box, Disk or Ball")

@@ -26,7 +26,7 @@ import numpy as np
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.pinn.sampling import unit_points
-from scanfield.pinn.values import check_positive, reals
+from scanfield.pinn.values import brief, check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
@@ -292,7 +292,7 @@ class Disk(Ball):
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
     numbers = reals(name, values)
     if numbers.ndim != 1:
-        raise ShapeError(f"{name} = {values!r:.40}: a number for each axis is expected, such as (0, 0)")
+        raise ShapeError(f"{name} = {brief(values)}: a number for each axis is expected, such as (0, 0)")
     listed = tuple(float(value) for value in numbers)
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")

@@ -42,7 +42,7 @@ from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import train
-from scanfield.pinn.values import evaluate
+from scanfield.pinn.values import brief, evaluate
 
 __all__ = ["ProblemFile", "load_problem", "shipped", "source", "title"]
 
@@ -62,7 +62,7 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
 def _manufactured(wavenumber: float, a: list[float], function: str = "sin") -> solutions.Solution:
     """In a file `kind` is the solution's own."""
     if function not in ("sin", "cos"):
-        raise ArgumentError(f"[solution] function = {function!r}: allowed are 'sin' and 'cos'")
+        raise ArgumentError(f"[solution] function = {brief(function)}: allowed are 'sin' and 'cos'")
     return solutions.manufactured(wavenumber, a, function)
 
 
@@ -237,7 +237,9 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
             "[network] features is missing: the number of frequencies, an integer of at least 1"
         )
     if not isinstance(network.get("trainable", True), bool):
-        raise ArgumentError(f"[network] trainable = {network['trainable']!r}: allowed are true and false")
+        raise ArgumentError(
+            f"[network] trainable = {brief(network['trainable'])}: allowed are true and false"
+        )
     _check_size(network, domain.dimensions)
     features: dict[str, Any] = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
@@ -292,11 +294,11 @@ def _value(
             part = value.removeprefix("solution.")
             if solution is None or part not in known:
                 words = " and ".join(f"solution.{name}" for name in known) or "none"
-                raise ArgumentError(f"{value!r}: known here: {words}, with a [solution]")
+                raise ArgumentError(f"{brief(value)}: known here: {words}, with a [solution]")
             return getattr(solution, part)
         return Formula(value, names)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentError(f"{value!r:.80}: a number or a formula in quotes is expected")
+        raise ArgumentError(f"{brief(value)}: a number or a formula in quotes is expected")
     return number(value, "value", names)
 
 
@@ -329,7 +331,7 @@ def _build(make: Callable[..., Any], table: str, kind: str, arguments: Mapping[s
 def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
     kind = entry.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ArgumentError(f"[{table}] kind = {kind!r}: allowed are {', '.join(kinds)}")
+        raise ArgumentError(f"[{table}] kind = {brief(kind)}: allowed are {', '.join(kinds)}")
     return kind, kinds[kind]
 
 
@@ -366,8 +368,8 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
         entry["where"] = tuple(entry["where"])
     if not isinstance(entry.get("where", ""), str | tuple):
         raise ArgumentError(
-            f"[boundary] where = {entry['where']!r}: the name of a part of the boundary, or a list of them"
+            f"[boundary] where = {brief(entry['where'])}: the name of a part of the boundary, or a list of them"
         )
     if not isinstance(entry.get("hard", False), bool):
-        raise ArgumentError(f"[boundary] hard = {entry['hard']!r}: allowed are true and false")
+        raise ArgumentError(f"[boundary] hard = {brief(entry['hard'])}: allowed are true and false")
     return _build(make, "boundary", kind, entry)

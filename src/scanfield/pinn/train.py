@@ -22,6 +22,7 @@ from scanfield.pinn.progress import shown
 from scanfield.pinn.reduce import Reducer
 from scanfield.pinn.run import Callback, Run
 from scanfield.pinn.stages import resolve
+from scanfield.pinn.values import brief
 
 __all__ = ["Callback", "train"]
 
@@ -122,10 +123,10 @@ def train(
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(
-            f"weights = {weights!r}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
+            f"weights = {brief(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
         )
     if reducer is not None and weights != "fixed":
-        raise ArgumentError(f"weights = {weights!r}: over the shards of a reducer the weights are fixed")
+        raise ArgumentError(f"weights = {brief(weights)}: over the shards of a reducer the weights are fixed")
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
     watched = min(max(points, 256), 1000) if held_out is None else held_out
     watched_points = problem.held_out(watched, seed=seed)
@@ -158,7 +159,7 @@ def train(
 def _check(
     problem: Helmholtz,
     network: Network,
-    weights: str,
+    weights: Any,
     adaptive: Any,
     tolerance: Any,
     counts: dict[str, int | None],
@@ -176,8 +177,10 @@ def _check(
         raise ShapeError(
             f"network has {network.outputs} outputs: a {kind} field takes outputs={problem.outputs}"
         )
-    if weights not in weighting.RULES:
-        raise ArgumentError(f"weights = {weights!r}: allowed are {', '.join(map(repr, weighting.RULES))}")
+    if not isinstance(weights, str) or weights not in weighting.RULES:
+        raise ArgumentError(
+            f"weights = {brief(weights)}: allowed are {', '.join(map(repr, weighting.RULES))}"
+        )
     for name, value in counts.items():
         if value is not None:
             check_count(name, value)
@@ -187,15 +190,15 @@ def _check(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
     if not isinstance(adaptive, bool):
-        raise ArgumentError(f"adaptive = {adaptive!r}: True or False is expected")
+        raise ArgumentError(f"adaptive = {brief(adaptive)}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
-        raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
+        raise ArgumentError(f"tolerance = {brief(tolerance)}: a number of at least 0 is expected")
 
 
 def _check_callbacks(callbacks: object) -> None:
     if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ArgumentError(
-            f"callbacks = {callbacks!r:.60}: a sequence of functions is expected, callbacks=[function]"
+            f"callbacks = {brief(callbacks)}: a sequence of functions is expected, callbacks=[function]"
         )
