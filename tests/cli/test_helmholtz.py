@@ -106,7 +106,8 @@ def test_as_a_module_and_in_a_list(tmp_path):
 def test_wrong_calls_are_named(tmp_path, capsys):
     for words, message in (
         ((), "PROBLEM is missing"),
-        (("square-9",), "shipped are"),
+        (("square-9",), "no such file, and shipped are"),
+        ((__file__,), "a problem file ends in .toml"),
         (("square-1-4", "--set", "a9=1"), "a9"),
         (("square-1-4", "--set", "a1"), "NAME=NUMBER"),
         (("square-1-4", "--output", str(tmp_path / "no" / "f.npz")), "there is no folder"),

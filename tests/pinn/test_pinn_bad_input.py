@@ -117,6 +117,12 @@ def test_callbacks_that_are_no_functions_are_refused_before_training(callbacks):
         pinn.train(problem, network, points=5, iterations=1, progress=False, callbacks=callbacks)
 
 
+def test_a_network_shows_the_activation_that_it_has():
+    features = pinn.FourierFeatures(1, 4, scale=1.0)
+    assert "activation='sin'" in repr(pinn.Network.create(features, hidden=[3], activation="sin"))
+    assert "activation" not in repr(pinn.Network.create(features, hidden=[]))
+
+
 def test_a_function_that_writes_to_its_argument_moves_no_point():
     def spoils(x, normals=None):
         found = x[:, 0] + 1.0

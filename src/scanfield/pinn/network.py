@@ -246,8 +246,10 @@ class Network:
         return found
 
     def __repr__(self) -> str:
+        # Without hidden layers there is nothing that an activation acts on.
+        activation = f"activation={self.activation!r}, " if self.layers > 1 else ""
         return (
-            f"Network({self.embedding!r}, widths={self.widths}, activation={self.activation!r}, "
+            f"Network({self.embedding!r}, widths={self.widths}, {activation}"
             f"{self.library} {self.dtype}, {self.size} parameters)"
         )
 

@@ -19,6 +19,12 @@ __all__ = ["RULES", "generator", "unit_points", "weighted_choice"]
 RULES = ("sobol", "latin", "uniform", "grid")
 
 
+def check_rule(rule: object) -> None:
+    """ArgumentError for a rule by which no points are drawn."""
+    if not isinstance(rule, str) or rule not in RULES:
+        raise ArgumentError(f"sampling = {brief(rule)}: allowed are {', '.join(map(repr, RULES))}")
+
+
 def unit_points(
     count: int, dimensions: int, rule: str = "sobol", seed: int | tuple[int, ...] = 0
 ) -> np.ndarray:
@@ -43,9 +49,7 @@ def unit_points(
     >>> bool((unit_points(8, 2, seed=3) == unit_points(8, 2, seed=3)).all())
     True
     """
-    asked: object = rule
-    if not isinstance(asked, str) or asked not in RULES:
-        raise ArgumentError(f"sampling = {brief(rule)}: allowed are {', '.join(map(repr, RULES))}")
+    check_rule(rule)
     if not _whole(count) or count < 1:
         raise ArgumentError(f"points = {brief(count)}: an integer of at least 1 is expected")
     if dimensions == 0:  # the ends of an interval have no coordinate of their own

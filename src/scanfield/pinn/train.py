@@ -21,7 +21,8 @@ from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.progress import shown
 from scanfield.pinn.reduce import Reducer
 from scanfield.pinn.run import Callback, Run
-from scanfield.pinn.stages import resolve
+from scanfield.pinn.sampling import check_rule
+from scanfield.pinn.stages import Stage, resolve
 from scanfield.pinn.values import brief
 
 __all__ = ["Callback", "train"]
@@ -113,18 +114,14 @@ def train(
     >>> fit.error(wave) < 1e-6
     True
     """
-    # The other counts are checked by what takes them, before anything is trained.
-    counts = {"resample": resample, "patience": patience, "record": record}
-    counts |= {"checkpoint_every": checkpoint_every}
-    _check(problem, network, weights, adaptive, tolerance, counts)
+    stages = check_settings(
+        problem, network, sampling=sampling, optimizer=optimizer, iterations=iterations, weights=weights,
+        resample=resample, adaptive=adaptive, tolerance=tolerance, patience=patience, record=record,
+        checkpoint_every=checkpoint_every, chunk=chunk,
+    )  # fmt: skip
     _check_callbacks(callbacks)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
-    stages = resolve(optimizer, iterations, network)
-    if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
-        raise ArgumentError(
-            f"weights = {brief(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
-        )
     if reducer is not None and weights != "fixed":
         raise ArgumentError(f"weights = {brief(weights)}: over the shards of a reducer the weights are fixed")
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
@@ -154,6 +151,39 @@ def train(
     if fit.warnings != tuple(told):
         warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=3)
     return fit
+
+
+def check_settings(
+    problem: Helmholtz,
+    network: Network,
+    *,
+    sampling: str = "sobol",
+    optimizer: Any = "auto",
+    iterations: int | None = None,
+    weights: str = "fixed",
+    resample: int | None = None,
+    adaptive: bool = False,
+    tolerance: float = 0.0,
+    patience: int | None = None,
+    record: int = 10,
+    checkpoint_every: int = 50,
+    chunk: int = 256,
+    **others: Any,
+) -> tuple[Stage, ...]:
+    """The stages of a training with these arguments of `train`; `others` are checked by what takes them.
+
+    Raises what `train` raises for them. Nothing is drawn, so that a file's are checked when it is read.
+    """
+    counts = {"resample": resample, "patience": patience, "record": record}
+    counts |= {"checkpoint_every": checkpoint_every, "chunk": chunk}
+    _check(problem, network, weights, adaptive, tolerance, counts)
+    check_rule(sampling)
+    stages = resolve(optimizer, iterations, network)
+    if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
+        raise ArgumentError(
+            f"weights = {brief(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
+        )
+    return stages
 
 
 def _check(
