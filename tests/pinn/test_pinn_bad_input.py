@@ -41,6 +41,8 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.Network.create(pinn.RawCoordinates(1), xp="torch"), ArgumentError, "import torch, then xp=torch"),
+        (lambda: pinn.Dirichlet(1.0, where=()), ArgumentError, r"where = \(\): the name of a part of the boundary"),
+        (lambda: pinn.Dirichlet(1.0, where=abs), ArgumentError, "where = <built-in function abs>: the name"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
         (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
         (lambda: pinn.FourierFeatures(frequencies=[[1.0, np.nan]]), ShapeError, "expected finite numbers"),

@@ -119,6 +119,12 @@ class Condition:
         name: object = self.name
         if not isinstance(name, str):
             raise ArgumentError(f"name = {brief(name)}: a text is expected")
+        where: object = self.where
+        several = isinstance(where, tuple | list | set | frozenset)
+        if where is not None and not isinstance(where, str) and not (several and self.where):
+            raise ArgumentError(
+                f"where = {brief(where)}: the name of a part of the boundary, or several, is expected; None is all of it"
+            )
         self._check_solution()
 
     def _check_solution(self) -> None:

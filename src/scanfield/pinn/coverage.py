@@ -42,7 +42,7 @@ def uncovered(problem: Helmholtz, network: Network | None = None) -> str:
     domain = problem.domain
     if problem.data:
         return ""
-    if not domain.parts:
+    if not domain.parts and domain.given:
         return (
             f"no condition holds anywhere: {type(domain).__name__} has no boundary, and the equation alone has many "
             "solutions. Give PointSet the boundary's points too, boundary={name: (points, normals)}, or data."
@@ -64,7 +64,7 @@ def uncovered(problem: Helmholtz, network: Network | None = None) -> str:
     return (
         f"no condition holds on {_listed(map(repr, bare))}: the equation then has many solutions, and the one that is "
         "found need not be yours, however small loss and residual are. Say what holds there, "
-        f"for example Sommerfeld(where={where}) where waves leave.{''.join(several)}"
+        f"for example Sommerfeld(where={where}) where waves leave; Neumann(0.0) is a hard wall.{''.join(several)}"
     )
 
 

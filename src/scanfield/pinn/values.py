@@ -26,7 +26,10 @@ class _Brief(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """An array as its class and shape, anything else in one line."""
-        shape = getattr(x, "shape", None)
+        try:
+            shape = getattr(x, "shape", None)
+        except Exception:  # a nested tensor has none, and raises
+            shape = None
         if isinstance(shape, tuple) and shape and not isinstance(x, type):
             return f"{type(x).__name__} of shape {tuple(shape)}"
         return " ".join(super().repr_instance(x, level).split())
