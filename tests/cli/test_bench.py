@@ -13,6 +13,7 @@ from scanfield.cli import bench, info, main
 from scanfield.cli.places import places
 
 SMALL = ["--library", "numpy", "--seconds", "0.001", "--size", "time=5"]
+SMALL_CALL = ["bench", "linear_scan", *SMALL]
 
 
 def rival(name: str, verb: str, *, without: tuple[str, ...] = (), **sizes: int) -> bench._Rival:
@@ -88,13 +89,18 @@ def test_one_axis_may_have_several_sizes_and_a_plot(tmp_path, capsys):
 
 
 def test_what_declines_is_a_line_with_its_reason_and_a_status(capsys):
-    call = ["bench", "linear_scan", *SMALL, "--method", "no.such", "--method", "generic.recurrent"]
+    call = [*SMALL_CALL, "--method", "no.such", "--method", "generic.recurrent"]
     assert main([*call, "--json"]) == 1
     bad, good, *_ = json.loads(capsys.readouterr().out)["rows"]
     assert bad["seconds"] is None and "no.such" in bad["note"]
     assert good["seconds"] > 0 and good["note"] == ""
     assert main(call) == 1
-    assert "no.such" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "no.such" in shown and "first call, s  note" in shown
+    assert main([*SMALL_CALL, "--method", "generic.recurrent"]) == 0
+    shown = capsys.readouterr().out
+    assert "note" not in shown and "NumPy and PyTorch share kernels" in shown
+    assert all(line == line.rstrip() for line in shown.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -120,6 +126,21 @@ def test_a_wrong_call_is_told_before_anything_is_timed(words, said, capsys):
         pytest.importorskip("matplotlib", reason="a plot needs matplotlib")
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_is_left_over_is_told_with_the_usage_of_the_command(capsys):
+    for words, usage in (
+        (["bench", "gdn2", "--size", "time", "64"], "scanfield bench"),
+        (["--nothing"], "scanfield [-h]"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        told = capsys.readouterr().err
+        assert (
+            left.value.code == 2
+            and f"usage: {usage}" in told
+            and f"unrecognized arguments: {words[-1]}" in told
+        )
 
 
 def test_shared_heads_and_groups():

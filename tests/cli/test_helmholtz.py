@@ -106,10 +106,12 @@ def test_as_a_module_and_in_a_list(tmp_path):
 def test_wrong_calls_are_named(tmp_path, capsys):
     for words, message in (
         ((), "PROBLEM is missing"),
-        (("square-9",), "shipped are"),
+        (("square-9",), "no such file, and shipped are"),
+        ((__file__,), "a problem file ends in .toml"),
         (("square-1-4", "--set", "a9=1"), "a9"),
         (("square-1-4", "--set", "a1"), "NAME=NUMBER"),
         (("square-1-4", "--output", str(tmp_path / "no" / "f.npz")), "there is no folder"),
+        (("square-1-4", "--output", str(tmp_path / "field.csv")), "the allowed ending is .npz"),
         (("--show", "nothing"), "shipped are"),
         (("line-impedance", "--plot", str(tmp_path / "f.foo")), "allowed endings are"),
         (("line-impedance", "--library", "cupy", "--output", str(tmp_path / "f.npz")), "cupy"),
@@ -117,7 +119,8 @@ def test_wrong_calls_are_named(tmp_path, capsys):
         if ("cupy" in words and _installed("cupy")) or ("--plot" in words and not _installed("matplotlib")):
             continue
         status, out, err = _run(capsys, *words)
-        assert status == 2 and message in err and "Traceback" not in err + out
+        assert status == 2 and message in err and "Traceback" not in err + out and "stopped" not in out
+    assert not list(tmp_path.iterdir())
 
 
 def _installed(name):

@@ -30,6 +30,24 @@ def test_info_names_every_operation_and_what_is_missing(capsys):
             assert backend.install in shown
 
 
+def test_tables_fit_the_terminal(monkeypatch):
+    rows = [
+        ("name", "many", "note"),
+        ("a", "one, two, three, four", "install 'that-has-a-hyphen'"),
+        ("b", "", ""),
+    ]
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert "one, two, three, four  install 'that-has-a-hyphen'" in console.table(rows)  # no terminal
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    for columns, widest in (("80", 56), ("50", 50), ("10", 33)):  # the longest words take 33
+        monkeypatch.setenv("COLUMNS", columns)
+        shown = console.table(rows).splitlines()
+        assert max(map(len, shown)) == widest and all(line == line.rstrip() for line in shown)
+        words = [word for line in (shown[0], *shown[2:]) for word in line.split()]
+        assert sorted(words) == sorted(" ".join(cell for row in rows for cell in row).split())
+
+
 def test_info_as_json(capsys):
     assert main(["info", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -11,6 +11,7 @@ from scanfield.pinn.fit import relative_error
 from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
+WAVE = pinn.solutions.plane_wave(10.0)
 HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
 
@@ -26,12 +27,22 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.PointSet([["a"]]), DtypeError, "interior"),
         (lambda: pinn.PointSet([[1.0], [2.0, 3.0]]), ShapeError, "interior"),
         (lambda: pinn.Dirichlet(1.0, weight="a"), ArgumentError, "weight = 'a'"),
+        (lambda: pinn.Impedance(WAVE), ArgumentError, r"the field of the solution 'plane wave', and .*\(wave.impedance\)"),
+        (lambda: pinn.Neumann(WAVE), ArgumentError, r"Neumann takes its slope: give Neumann\(wave.normal\)"),
+        (lambda: pinn.Neumann(WAVE.impedance), ArgumentError, "the impedance data of .* give Neu"),
+        (lambda: pinn.Dirichlet(WAVE.normal), ArgumentError, r"the slope of .* give Dirichlet\(wave\)"),
+        (lambda: pinn.Robin(1.0, WAVE), ArgumentError, r"give lambda x, n: wave.normal\(x, n\) \+ c \* wave\(x\)"),
+        (lambda: pinn.Robin(WAVE, 1.0), ArgumentError, "coefficient is a known field"),
+        (lambda: pinn.Helmholtz(LINE, WAVE), ArgumentError, "give wave.wavenumber"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, WAVE), ArgumentError, "give wave.source"),
         (lambda: pinn.Unknown("a"), ArgumentError, "start = 'a': a finite real number"),
         (lambda: pinn.Unknown(1j), ArgumentError, "start = 1j"),
         (lambda: pinn.Unknown(1.0, 3), ArgumentError, "name = 3"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.Network.create(pinn.RawCoordinates(1), xp="torch"), ArgumentError, "import torch, then xp=torch"),
+        (lambda: pinn.Dirichlet(1.0, where=()), ArgumentError, r"where = \(\): the name of a part of the boundary"),
+        (lambda: pinn.Dirichlet(1.0, where=abs), ArgumentError, "where = <built-in function abs>: the name"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
         (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
         (lambda: pinn.FourierFeatures(frequencies=[[1.0, np.nan]]), ShapeError, "expected finite numbers"),
@@ -58,6 +69,15 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, 1.0, 1e200), ArgumentError, "the equation has the size 1e.200"),
         (lambda: pinn.Helmholtz(LINE, 1.0, field_scale=1e-200), ArgumentError, "the field has the size 1e-200"),
         (lambda: pinn.Helmholtz(LINE, 1e200), ArgumentError, "wavenumber = 1e"),
+        (lambda: pinn.Disk(1.0), ArgumentError, "^Disk: missing a required argument: 'radius'; it takes center, radius"),
+        (lambda: pinn.Ball((0, 0), r=1.0), ArgumentError, "^Ball: unknown keyword 'r'; it takes center, radius"),
+        (lambda: pinn.Box(0, 0, 1, 1), ArgumentError, "^Box: too many positional arguments; it takes lower, upper"),
+        (lambda: pinn.Interval(1), ArgumentError, "^Interval: missing a required argument: 'upper'"),
+        (lambda: pinn.Difference(LINE), ArgumentError, "^Difference: missing a required argument: 'hole'"),
+        (pinn.PML, ArgumentError, "^PML: missing a required argument: 'width'"),
+        (pinn.PointSet, ArgumentError, "^PointSet: missing a required argument: 'interior'"),
+        (lambda: pinn.Sommerfeld(1.0), ArgumentError, "^Sommerfeld: too many positional arguments; it takes where"),
+        (lambda: pinn.Dirichlet(1.0, on="left"), ArgumentError, "^Dirichlet: unknown keyword 'on'; .*it takes value, hard"),
         (lambda: pinn.Helmholtz(LINE, k=1.0), ArgumentError, "Helmholtz: unknown keyword 'k'; it takes domain, wave"),
         (lambda: pinn.Helmholtz(LINE), ArgumentError, "Helmholtz: missing a required argument: 'wavenumber'; it takes"),
         (lambda: pinn.train(1, 2, n_points=3), ArgumentError, "train: unknown keyword 'n_points'; did you mean 'points'"),
@@ -72,12 +92,37 @@ def test_named(call, error, words):
         call()
 
 
+def test_data_of_a_known_field_of_the_right_kind():
+    """An `Impedance(wave)` took the field's values for its data: an error of 1.0, and no word."""
+    for condition in (
+        pinn.Dirichlet(WAVE),
+        pinn.Neumann(WAVE.normal),
+        pinn.Impedance(WAVE.impedance),
+        pinn.Robin(0.0, WAVE.normal),
+        pinn.Robin(-10j, WAVE.impedance),
+    ):
+        problem = pinn.Helmholtz(LINE, 10.0, boundary=condition, field_scale=1.0)
+        _, term = problem.terms(problem.draw(4))
+        (piece,) = term.pieces
+        u = WAVE(piece.points)
+        value = 0.0 if piece.value is None else piece.value * u
+        slope = 0.0 if piece.first is None else piece.first[:, 0] * 10j * u
+        wanted = 0.0 if term.target is None else term.target
+        np.testing.assert_allclose(value + slope, wanted, atol=1e-12)
+
+
 @pytest.mark.parametrize("callbacks", [print, [3], "ab", None], ids=repr)
 def test_callbacks_that_are_no_functions_are_refused_before_training(callbacks):
     problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
     network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
     with pytest.raises(ArgumentError, match=r"^callbacks = .*: a sequence of functions"):
         pinn.train(problem, network, points=5, iterations=1, progress=False, callbacks=callbacks)
+
+
+def test_a_network_shows_the_activation_that_it_has():
+    features = pinn.FourierFeatures(1, 4, scale=1.0)
+    assert "activation='sin'" in repr(pinn.Network.create(features, hidden=[3], activation="sin"))
+    assert "activation" not in repr(pinn.Network.create(features, hidden=[]))
 
 
 def test_a_function_that_writes_to_its_argument_moves_no_point():
@@ -120,6 +165,35 @@ def test_points_that_are_no_real_numbers_are_refused(tmp_path):
             problem.field(network, bad)
     with pytest.raises(ArgumentError, match="it is a folder"):
         pinn.train(problem, network, points=5, iterations=1, checkpoint=tmp_path, progress=False)
+
+
+ROWS = np.zeros((300, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        *(
+            (name, lambda problem, network, name=name: pinn.train(problem, network, **{"progress": False, name: ROWS}))
+            for name in ("points", "boundary", "iterations", "sampling", "seed", "weights", "adaptive", "tolerance", "record")
+        ),
+        ("complex_field", lambda *_: pinn.Helmholtz(LINE, 1.0, complex_field=ROWS)),
+        ("radius", lambda *_: pinn.Disk((0, 0), ROWS)),
+        ("start", lambda *_: pinn.Unknown(ROWS)),
+        ("lower", lambda *_: pinn.Box(ROWS, (1, 1))),
+        ("activation", lambda *_: pinn.Network.create(pinn.RawCoordinates(1), activation=ROWS)),
+        ("features", lambda *_: pinn.FourierFeatures(1, ROWS, scale=1.0)),
+        ("direction", lambda *_: pinn.solutions.plane_wave(1.0, ROWS)),
+    ],
+)  # fmt: skip
+def test_an_array_where_none_belongs_is_told_by_its_shape(name, call):
+    """All its rows were printed."""
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    with pytest.raises(ScanfieldError, match=f"^{name}") as refused:
+        call(problem, network)
+    words = str(refused.value)
+    assert "(300, 2)" in words and "\n" not in words and len(words) < 200
 
 
 @pytest.mark.parametrize("value", ["a", 1.5, True, 0])

@@ -32,7 +32,7 @@ def test_a_line_with_the_exact_field():
     (error,) = middle.lines
     assert middle.get_title() == "|field - exact|" and np.allclose(error.get_ydata(), 0.5)
     loss, held_out = right.lines
-    assert right.get_title() == "it is done" and list(loss.get_xdata()) == [0, 10, 20]
+    assert right.get_title() == "stopped: it is done" and list(loss.get_xdata()) == [0, 10, 20]
     assert np.allclose(loss.get_ydata(), [1, 0.1, 0.01]) and np.allclose(
         held_out.get_ydata(), [1, 0.04, 0.0016]
     )
@@ -57,3 +57,20 @@ def test_a_plane_or_the_slice_through_the_middle(domain: pinn.Domain, third: flo
     assert np.allclose(shown[inside], (x + 10 * y)[inside])
     assert axis.get_title() == "field" and axis.get_ylabel() == "y"
     assert third is None or np.all(seen[0][:, 2] == third)
+
+
+def test_a_history_of_one_record_is_seen():
+    given = fit(pinn.Interval(0, 1), lambda x: x[:, 0])
+    for count, mark in ((1, "."), (3, "."), (300, "None")):
+        given.history = (HISTORY * 100)[:count]
+        assert [line.get_marker() for line in draw(given).axes[-1].lines] == [mark, mark]
+
+
+@pytest.mark.parametrize("half", [1.0, 100.0])
+def test_no_label_of_a_plane_is_cut(tmp_path, half: float):
+    given = fit(pinn.Box((-half, -half), (half, half)), lambda x: x[:, 0])
+    figure = draw(given, lambda x: 0 * x[:, 0])
+    figure.savefig(tmp_path / "plane.png", dpi=120)
+    for axis in figure.axes:
+        box = axis.get_tightbbox()
+        assert box.x0 > 0 and box.x1 < figure.bbox.x1 and box.y0 > 0 and box.y1 < figure.bbox.y1

@@ -14,8 +14,10 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
-    parser, _ = parsers()
-    arguments = parser.parse_args(argv)
+    parser, commands = parsers()
+    arguments, others = parser.parse_known_args(argv)
+    if others:  # told with the usage of the command that did not take them
+        commands.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(others)}")
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2

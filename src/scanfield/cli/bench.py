@@ -320,14 +320,19 @@ def _timed(
 
 def as_text(record: Record, dtype: str, rows: Sequence[Row]) -> str:
     """A table for each set of sizes, the fastest of each verb as the measure of the others."""
-    parts = [f"{record.name}, {dtype}; wall time of a call, median of {_ROUNDS} rounds"]
+    parts = [
+        f"{record.name}, {dtype}; wall time of a call, median of {_ROUNDS} rounds\n"
+        "A first call compiles, but not what an earlier line has compiled: NumPy and PyTorch share kernels."
+    ]
     for sizes in _each(rows):
         here = [row for row in rows if row.sizes == sizes]
         best = {
             verb: min((row.seconds for row in here if row.verb == verb and row.seconds), default=1.0)
             for verb in _VERBS
         }
-        lines = [("library", "implementation", "verb", "ms", "x the fastest", "first call, s", "")]
+        lines: list[tuple[str, ...]] = [
+            ("library", "implementation", "verb", "ms", "x the fastest", "first call, s", "note")
+        ]
         lines += [
             (
                 row.library,
@@ -340,6 +345,8 @@ def as_text(record: Record, dtype: str, rows: Sequence[Row]) -> str:
             )
             for row in here
         ]
+        if not any(row.note for row in here):
+            lines = [line[:-1] for line in lines]
         parts += ["\n" + ", ".join(f"{name} {number}" for name, number in sizes.items()), table(lines)]
     return "\n".join(parts)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 
 from scanfield.errors import ArgumentError
@@ -24,15 +27,39 @@ def heading(text: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text, the first one the head, with aligned columns."""
+    """Rows of text, the first one the head, with aligned columns; on a narrower terminal long cells take several lines."""
     listed = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in listed
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    columns = list(zip(*listed, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if sys.stdout.isatty():
+        _narrow(widths, columns, shutil.get_terminal_size().columns)
+    lines = []
+    for row in listed:
+        cells = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
+        lines += [_line(parts, widths) for parts in zip_longest(*cells, fillvalue="")]
+        if row is listed[0]:
+            lines.append(_line(["-" * width for width in widths], widths))
     return "\n".join(lines)
+
+
+def _line(parts: Iterable[str], widths: Sequence[int]) -> str:
+    return "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    whole = len(cell) <= width
+    return [cell] if whole else textwrap.wrap(cell, width, break_on_hyphens=False, break_long_words=False)
+
+
+def _narrow(widths: list[int], columns: Sequence[Sequence[str]], wanted: int) -> None:
+    """Take what does not fit from the widest columns, in place; no word is broken."""
+    least = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    spare = {i for i, width in enumerate(widths) if width > least[i]}
+    while spare and sum(widths) + 2 * (len(widths) - 1) > wanted:
+        widest = max(spare, key=lambda i: widths[i])
+        widths[widest] -= 1
+        if widths[widest] == least[widest]:
+            spare.remove(widest)
 
 
 def check_plot(what: str, path: Path | None) -> None:

@@ -92,8 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.problem is None:
         raise ArgumentError(f"PROBLEM is missing: a TOML file, or one of {', '.join(files.shipped())}")
     problem = files.load_problem(arguments.problem, **_parameters(arguments.set))
-    output = arguments.output or Path(f"{problem.name}.npz")
     # What cannot be written is refused before the training, not after it.
+    output = arguments.output or Path(f"{problem.name}.npz")
+    if output.suffix.lower() not in ("", ".npz"):
+        raise ArgumentError(
+            f"--output = {str(output)!r}: the field goes to an npz file, the allowed ending is .npz"
+        )
     plot = None if arguments.plot is None else picture("--plot", arguments.plot)
     for path in dict.fromkeys((output, arguments.plot, plot)):
         if path is not None and not path.resolve().parent.is_dir():

@@ -200,7 +200,7 @@ def _explain(record: Record, place: Place) -> Explanation:
 
 def libraries_table() -> str:
     """The libraries and plugins that scanfield knows of, and how to get a missing one."""
-    rows = [("library", "status", "version", "own candidates", "")]
+    rows = [("library", "status", "version", "own candidates", "note")]
     rows += [(b.name, b.status, b.version, ", ".join(b.candidates), b.detail) for b in scanfield.backends()]
     return table(rows)
 

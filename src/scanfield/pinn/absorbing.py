@@ -16,13 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from scanfield.errors import ArgumentError
+from scanfield.pinn.boundary import advised_class
 from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Box, Domain
-from scanfield.pinn.values import check_positive
+from scanfield.pinn.values import brief, check_positive
 
 __all__ = ["PML"]
 
 
+@advised_class
 @dataclass(frozen=True)
 class PML:
     """A perfectly matched layer inside a box, along some of its sides; on its outer end the field is zero.
@@ -50,7 +52,7 @@ class PML:
     def __post_init__(self) -> None:
         check_positive("width", self.width)
         if not 0 < self.reflection < 1:
-            raise ArgumentError(f"reflection = {self.reflection!r}: it lies between 0 and 1")
+            raise ArgumentError(f"reflection = {brief(self.reflection)}: it lies between 0 and 1")
 
     def sides(self, domain: Domain) -> tuple[Box, tuple[str, ...]]:
         """The box and the sides that have a layer; ArgumentError for a domain without such sides."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from scanfield.arrays import Array, Namespace
 from scanfield.errors import ArgumentError
+from scanfield.pinn.values import brief
 
 Erf = Callable[[Array], Array]
 ACTIVATIONS = ("tanh", "sin", "swish", "softplus", "gelu")
@@ -28,8 +29,8 @@ ACTIVATIONS = ("tanh", "sin", "swish", "softplus", "gelu")
 
 def check_activation(name: Any) -> str:
     """The name itself; ArgumentError for one that is not known."""
-    if name not in ACTIVATIONS:
-        raise ArgumentError(f"activation: {name!r}; allowed are {', '.join(ACTIVATIONS)}")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ArgumentError(f"activation: {brief(name)}; allowed are {', '.join(ACTIVATIONS)}")
     return str(name)
 
 

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised
 from scanfield.pinn.domains import Domain
-from scanfield.pinn.values import Value, check_positive, evaluate
+from scanfield.pinn.solutions import Solution
+from scanfield.pinn.values import Value, brief, check_positive, evaluate
 
 __all__ = [
     "Condition",
@@ -40,8 +42,16 @@ __all__ = [
 ]
 
 Where: TypeAlias = str | tuple[str, ...] | list[str] | None
+T = TypeVar("T")
 
 
+def advised_class(kind: type[T]) -> type[T]:
+    """A call that does not fit is an ArgumentError with what the class takes."""
+    kind.__init__ = advised(kind.__init__)  # type: ignore[method-assign]
+    return kind
+
+
+@advised_class
 @dataclass(frozen=True)
 class Unknown:
     """A real number to be found together with the field: the wavenumber, or the coefficient of a `Robin` condition.
@@ -75,10 +85,10 @@ class Unknown:
         start: object = self.start
         number = isinstance(start, int | float | np.integer | np.floating) and not isinstance(start, bool)
         if not number or not math.isfinite(self.start):
-            raise ArgumentError(f"start = {start!r}: a finite real number is expected")
+            raise ArgumentError(f"start = {brief(start)}: a finite real number is expected")
         name: object = self.name
         if not isinstance(name, str) or not name:
-            raise ArgumentError(f"name = {name!r}: a text is expected, such as 'wavenumber'")
+            raise ArgumentError(f"name = {brief(name)}: a text is expected, such as 'wavenumber'")
 
     def parts(
         self, x: np.ndarray, normals: np.ndarray | None = None, *, given: bool = False
@@ -108,7 +118,37 @@ class Condition:
         check_positive("weight", self.weight)
         name: object = self.name
         if not isinstance(name, str):
-            raise ArgumentError(f"name = {name!r:.40}: a text is expected")
+            raise ArgumentError(f"name = {brief(name)}: a text is expected")
+        where: object = self.where
+        several = isinstance(where, tuple | list | set | frozenset)
+        if where is not None and not isinstance(where, str) and not (several and self.where):
+            raise ArgumentError(
+                f"where = {brief(where)}: the name of a part of the boundary, or several, is expected; None is all of it"
+            )
+        self._check_solution()
+
+    def _check_solution(self) -> None:
+        """A known field gives a condition data of the condition's own kind: its values are no slopes."""
+        kind, value = type(self).__name__, getattr(self, "value", None)
+        if isinstance(getattr(self, "coefficient", None), Solution):
+            raise ArgumentError(
+                "coefficient is a known field, a Solution: a number or a function of x is expected"
+            )
+        solution = value if isinstance(value, Solution) else getattr(value, "__self__", None)
+        if not isinstance(solution, Solution):
+            return
+        came = "values" if value is solution else str(getattr(value, "__name__", ""))
+        if came == "values" and kind == "Robin":
+            raise ArgumentError(
+                f"value is the field of the solution {solution.name!r}, and {kind} takes d_n u + c u: "
+                "give lambda x, n: wave.normal(x, n) + c * wave(x), with your names for wave and c"
+            )
+        meant, given = _DATA.get(kind, (came, ""))
+        if came != meant:
+            raise ArgumentError(
+                f"value is the {_CALLED.get(came, came)} of the solution {solution.name!r}, and {kind} takes its "
+                f"{_CALLED[meant]}: give {kind}({given}), with your name for wave"
+            )
 
     def on(self, domain: Domain) -> tuple[str, ...]:
         """The parts of the boundary where it holds."""
@@ -127,6 +167,16 @@ class Condition:
         return f"{kind} {self.where if isinstance(self.where, str) else ', '.join(self.where)}"
 
 
+# What a condition takes of a known field, and how that is written.
+_DATA = {
+    "Dirichlet": ("values", "wave"),
+    "Neumann": ("normal", "wave.normal"),
+    "Impedance": ("impedance", "wave.impedance"),
+}
+_CALLED = {"values": "field", "normal": "slope", "impedance": "impedance data"}
+
+
+@advised_class
 @dataclass(frozen=True)
 class Dirichlet(Condition):
     """u = `value`. With `hard` the field is built to satisfy it (u = G + D N), and no loss term is needed.
@@ -140,6 +190,7 @@ class Dirichlet(Condition):
     hard: bool = False
 
 
+@advised_class
 @dataclass(frozen=True)
 class Neumann(Condition):
     """d_n u = `value`, n the outward normal."""
@@ -147,6 +198,7 @@ class Neumann(Condition):
     value: Value = 0.0
 
 
+@advised_class
 @dataclass(frozen=True)
 class Robin(Condition):
     """d_n u + `coefficient` u = `value`; the coefficient is real or complex, a function too, or an `Unknown`."""
@@ -155,6 +207,7 @@ class Robin(Condition):
     value: Value = 0.0
 
 
+@advised_class
 @dataclass(frozen=True)
 class Impedance(Condition):
     """d_n u - i k u = `value`, k the problem's wavenumber at the boundary."""
@@ -162,11 +215,13 @@ class Impedance(Condition):
     value: Value = 0.0
 
 
+@advised_class
 @dataclass(frozen=True)
 class Sommerfeld(Condition):
     """d_n u - i k u = 0: what comes straight from inside leaves. First order: oblique waves are partly reflected."""
 
 
+@advised_class
 @dataclass(frozen=True)
 class Periodic(Condition):
     """u(high side) = exp(i `phase`) u(low side) along `axis` of a box, and the slopes along the axis likewise (Bloch)."""
@@ -178,10 +233,11 @@ class Periodic(Condition):
         super().__post_init__()
         if self.where is not None:
             raise ArgumentError(
-                f"where = {self.where!r}: a periodic condition holds on both sides of its axis"
+                f"where = {brief(self.where)}: a periodic condition holds on both sides of its axis"
             )
 
 
+@advised_class
 @dataclass(frozen=True)
 class Interface(Condition):
     """The rim of `region` inside the domain, where the wavenumber jumps: u and its normal slope are continuous.
@@ -197,6 +253,6 @@ class Interface(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.where is not None:
-            raise ArgumentError(f"where = {self.where!r}: an interface holds on the rim of its region")
+            raise ArgumentError(f"where = {brief(self.where)}: an interface holds on the rim of its region")
         if self.region.given:
             raise ArgumentError("region: a PointSet has no rim; give an Interval, Box, Disk or Ball")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn.domains import Ball, Distance, Domain, Surface
 from scanfield.pinn.sampling import unit_points
 from scanfield.pinn.values import reals
@@ -26,6 +27,7 @@ class Difference(Domain):
     ('left', 'right', 'bottom', 'top', 'hole circle')
     """
 
+    @advised
     def __init__(self, outer: Domain, hole: Domain) -> None:
         for name, domain in (("outer", outer), ("hole", hole)):
             if not isinstance(domain, Domain):
@@ -109,6 +111,7 @@ class PointSet(Domain):
 
     given = True
 
+    @advised
     def __init__(
         self,
         interior: Any,

@@ -10,6 +10,7 @@ import numpy as np
 from scanfield.optimize import LBFGS, LevenbergMarquardt
 from scanfield.pinn.boundary import Dirichlet, Interface, Neumann, Periodic, Robin
 from scanfield.pinn.boundary import Impedance as _Impedance
+from scanfield.pinn.coverage import contradictions, uncovered
 from scanfield.pinn.domains import Box
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import to_host
@@ -40,10 +41,15 @@ def diagnose(
     --------
     >>> from scanfield import pinn
     >>> wave = pinn.Helmholtz(pinn.Interval(0, 1), 62.8, boundary=pinn.Dirichlet(1.0, where="left"))
-    >>> diagnose(wave, wave.draw(30))[0][:36]
-    '3.0 points per wavelength, fewer tha'
+    >>> for words in diagnose(wave, wave.draw(30)):
+    ...     print(words.split(":")[0])
+    3.0 points per wavelength, fewer than 6
+    no condition holds on 'right'
     """
-    found = [_few_points(problem, sample), _eigenvalue(problem), _zero(problem)]
+    # A field that nothing drives is the one to mend first: what drives it is often the condition that is missing.
+    zero = _zero(problem)
+    found = [_few_points(problem, sample), _eigenvalue(problem), zero or uncovered(problem, network)]
+    found.append(contradictions(problem))
     if network is not None:
         found.append(_features(problem, network))
         second_order = [o for o in optimizers if isinstance(o, LBFGS | LevenbergMarquardt)]

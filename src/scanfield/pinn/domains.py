@@ -24,8 +24,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised
 from scanfield.pinn.sampling import unit_points
-from scanfield.pinn.values import check_positive, reals
+from scanfield.pinn.values import brief, check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
@@ -140,6 +141,7 @@ class Box(Domain):
     (4.0, ('left', 'right', 'bottom', 'top'))
     """
 
+    @advised
     def __init__(self, lower: Sequence[float], upper: Sequence[float]) -> None:
         self.lower, self.upper = _corner("lower", lower), _corner("upper", upper)
         if len(self.lower) != len(self.upper) or not 1 <= len(self.lower) <= 3:
@@ -209,6 +211,7 @@ class Interval(Box):
     2.0
     """
 
+    @advised
     def __init__(self, lower: float, upper: float) -> None:
         super().__init__((lower,), (upper,))
 
@@ -231,6 +234,7 @@ class Ball(Domain):
 
     _allowed: ClassVar[tuple[tuple[int, ...], str]] = ((2, 3), "two or three are expected")
 
+    @advised
     def __init__(self, center: Sequence[float], radius: float) -> None:
         check_positive("radius", radius)
         self.center, self.radius = _corner("center", center), float(radius)
@@ -280,11 +284,15 @@ class Disk(Ball):
 
     _allowed = ((2,), "a disk has two, a Ball three")
 
+    @advised
+    def __init__(self, center: Sequence[float], radius: float) -> None:
+        super().__init__(center, radius)
+
 
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
     numbers = reals(name, values)
     if numbers.ndim != 1:
-        raise ShapeError(f"{name} = {values!r:.40}: a number for each axis is expected, such as (0, 0)")
+        raise ShapeError(f"{name} = {brief(values)}: a number for each axis is expected, such as (0, 0)")
     listed = tuple(float(value) for value in numbers)
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")

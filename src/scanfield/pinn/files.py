@@ -41,8 +41,8 @@ from scanfield.pinn.formula import Formula, number
 from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
-from scanfield.pinn.train import train
-from scanfield.pinn.values import evaluate
+from scanfield.pinn.train import check_settings, train
+from scanfield.pinn.values import brief, evaluate
 
 __all__ = ["ProblemFile", "load_problem", "shipped", "source", "title"]
 
@@ -62,7 +62,7 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
 def _manufactured(wavenumber: float, a: list[float], function: str = "sin") -> solutions.Solution:
     """In a file `kind` is the solution's own."""
     if function not in ("sin", "cos"):
-        raise ArgumentError(f"[solution] function = {function!r}: allowed are 'sin' and 'cos'")
+        raise ArgumentError(f"[solution] function = {brief(function)}: allowed are 'sin' and 'cos'")
     return solutions.manufactured(wavenumber, a, function)
 
 
@@ -172,10 +172,10 @@ def _text(name: str | os.PathLike[str]) -> tuple[str, str]:
     if isinstance(name, str) and name in shipped():
         return (_folder() / f"{name}.toml").read_text(encoding="utf-8"), name
     path = Path(name)
-    if path.suffix != ".toml" or not path.is_file():
-        raise ArgumentError(
-            f"problem {os.fspath(name)!r}: no such file, and shipped are {', '.join(shipped())}"
-        )
+    found = _is_file(path)
+    if path.suffix != ".toml" or not found:
+        why = "a problem file ends in .toml" if found else "no such file"
+        raise ArgumentError(f"problem {os.fspath(name)!r}: {why}, and shipped are {', '.join(shipped())}")
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(_LARGEST_FILE + 1)
@@ -187,6 +187,13 @@ def _text(name: str | os.PathLike[str]) -> tuple[str, str]:
         return text, path.stem
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: cannot be read ({error})") from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with what no name has
+        return False
 
 
 def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) -> ProblemFile:
@@ -215,11 +222,12 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
     if "wavenumber" not in stated:
         raise ArgumentError("[problem] wavenumber is missing: a number or a formula in quotes")
     domain = _domain(_table("domain", tables["domain"]), names)
-    held = [_condition(_table("boundary", entry), names, solution) for entry in entries]
-    k = _value(stated.pop("wavenumber"), names, solution, ("wavenumber",))
-    f = _value(stated.pop("source", 0.0), names, solution, ("source",))
+    d = domain.dimensions
+    held = [_condition(_table("boundary", entry), names, solution, d) for entry in entries]
+    k = _value(stated.pop("wavenumber"), names, d, solution, ("wavenumber",))
+    f = _value(stated.pop("source", 0.0), names, d, solution, ("source",))
     problem = Helmholtz(domain, k, f, held)
-    exact = _value(stated.pop("exact"), names) if "exact" in stated else solution
+    exact = _value(stated.pop("exact"), names, d) if "exact" in stated else solution
     if isinstance(exact, float):
         exact = Formula(repr(exact))
     if stated:
@@ -237,7 +245,9 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
             "[network] features is missing: the number of frequencies, an integer of at least 1"
         )
     if not isinstance(network.get("trainable", True), bool):
-        raise ArgumentError(f"[network] trainable = {network['trainable']!r}: allowed are true and false")
+        raise ArgumentError(
+            f"[network] trainable = {brief(network['trainable'])}: allowed are true and false"
+        )
     _check_size(network, domain.dimensions)
     features: dict[str, Any] = {
         key: network.pop(key) for key in ("features", "scale", "wavenumber", "trainable") if key in network
@@ -250,6 +260,7 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         "network",
         "callbacks",
         "progress",
+        "reducer",
         "checkpoint",
         "resume",
     }
@@ -262,7 +273,11 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
             raise ArgumentError(f"[training] {key} = {training[key]}: at most {_MOST_POINTS} are drawn")
     title = _plain(str(tables.get("title", called)))
     made = ProblemFile(called, title, problem, exact, features, network, training)
-    made.make_network()  # what the file says of the network is checked now
+    drawn = made.make_network()  # what the file says of the network and of the training is checked now
+    try:
+        check_settings(problem, drawn, **training)
+    except ScanfieldError as error:
+        raise type(error)(f"[training] {error}") from None
     return made
 
 
@@ -283,8 +298,11 @@ def _check_size(network: Mapping[str, Any], dimensions: int) -> None:
 def _value(
     value: Any,
     names: Mapping[str, float],
+    dimensions: int,
     solution: solutions.Solution | None = None,
     known: tuple[str, ...] = (),
+    *,
+    boundary: bool = False,
 ) -> Any:
     """A number, a formula, or what is known of the solution."""
     if isinstance(value, str):
@@ -292,11 +310,11 @@ def _value(
             part = value.removeprefix("solution.")
             if solution is None or part not in known:
                 words = " and ".join(f"solution.{name}" for name in known) or "none"
-                raise ArgumentError(f"{value!r}: known here: {words}, with a [solution]")
+                raise ArgumentError(f"{brief(value)}: known here: {words}, with a [solution]")
             return getattr(solution, part)
-        return Formula(value, names)
+        return Formula(value, names, dimensions=dimensions, boundary=boundary)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentError(f"{value!r:.80}: a number or a formula in quotes is expected")
+        raise ArgumentError(f"{brief(value)}: a number or a formula in quotes is expected")
     return number(value, "value", names)
 
 
@@ -329,7 +347,7 @@ def _build(make: Callable[..., Any], table: str, kind: str, arguments: Mapping[s
 def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
     kind = entry.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ArgumentError(f"[{table}] kind = {kind!r}: allowed are {', '.join(kinds)}")
+        raise ArgumentError(f"[{table}] kind = {brief(kind)}: allowed are {', '.join(kinds)}")
     return kind, kinds[kind]
 
 
@@ -352,11 +370,13 @@ def _solution(entry: Any, names: Mapping[str, float]) -> solutions.Solution | No
     return found
 
 
-def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solutions.Solution | None) -> Any:
+def _condition(
+    entry: dict[str, Any], names: Mapping[str, float], solution: solutions.Solution | None, dimensions: int
+) -> Any:
     kind, make = _kind(entry, "boundary", _CONDITIONS)
     for key in ("value", "coefficient"):
         if key in entry:
-            entry[key] = _value(entry[key], names, solution, _DATA)
+            entry[key] = _value(entry[key], names, dimensions, solution, _DATA, boundary=True)
     for key in ("width", "weight", "ratio", "phase", "reflection"):
         if key in entry:
             entry[key] = number(entry[key], key, names)
@@ -366,8 +386,8 @@ def _condition(entry: dict[str, Any], names: Mapping[str, float], solution: solu
         entry["where"] = tuple(entry["where"])
     if not isinstance(entry.get("where", ""), str | tuple):
         raise ArgumentError(
-            f"[boundary] where = {entry['where']!r}: the name of a part of the boundary, or a list of them"
+            f"[boundary] where = {brief(entry['where'])}: the name of a part of the boundary, or a list of them"
         )
     if not isinstance(entry.get("hard", False), bool):
-        raise ArgumentError(f"[boundary] hard = {entry['hard']!r}: allowed are true and false")
+        raise ArgumentError(f"[boundary] hard = {brief(entry['hard'])}: allowed are true and false")
     return _build(make, "boundary", kind, entry)

@@ -95,8 +95,8 @@ class Fit:
     def __str__(self) -> str:
         found = "".join(f", {name} = {value:.8g}" for name, value in self.unknowns.items())
         return (
-            f"stopped after {self.iterations} iterations in {self.seconds:.1f} s: {self.reason}; loss {self.loss:.1e}, "
-            f"held-out residual {self.held_out:.1e}{found}"
+            f"stopped after {self.iterations} iterations in {self.seconds:.1f} CPU s: {self.reason}; "
+            f"loss {self.loss:.1e}, held-out residual {self.held_out:.1e}{found}"
         )
 
 

@@ -67,6 +67,8 @@ class Formula:
         The formula.
     parameters
         Names that stand for numbers.
+    dimensions, boundary
+        How many coordinates there are, and whether there are normals: no other name is taken.
 
     Raises `ArgumentError` for what is no formula, with the place in it.
 
@@ -76,8 +78,16 @@ class Formula:
     [1.0, 19.0]
     """
 
-    def __init__(self, text: str, parameters: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        dimensions: int = 3,
+        boundary: bool = True,
+    ) -> None:
         self.text, self.parameters = text, dict(parameters or {})
+        self._here = (*_COORDINATES[:dimensions], *(_NORMALS[:dimensions] if boundary else ()))
         if len(text) > _LONGEST:
             raise ArgumentError(f"formula of {len(text)} characters: at most {_LONGEST} are read")
         try:
@@ -115,11 +125,11 @@ class Formula:
             return
         if isinstance(node, ast.Name):
             self._names.add(node.id)
-            if node.id not in {"pi", *_COORDINATES, *_NORMALS, *self.parameters}:
-                known = ", ".join(["pi", *_COORDINATES, *self.parameters])
-                raise ArgumentError(
-                    f"formula {self.text!r:.80}: the name {node.id!r} is unknown; known are {known}"
-                )
+            if node.id not in {"pi", *self._here, *self.parameters}:
+                place = node.id in (*_COORDINATES, *_NORMALS)
+                words = f"there is no {node.id} here" if place else f"the name {node.id!r} is unknown"
+                known = ", ".join(["pi", *self._here, *self.parameters])
+                raise ArgumentError(f"formula {self.text!r:.80}: {words}; known are {known}")
             return
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             children = [node.left, node.right]
@@ -191,7 +201,10 @@ def number(value: Any, name: str, parameters: Mapping[str, Any]) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ArgumentError(f"{name} = {value!r:.80}: a number or a formula in quotes is expected")
     try:
-        found = Formula(value, parameters)(np.zeros((1, 0)))[0] if isinstance(value, str) else float(value)
+        if isinstance(value, str):
+            found = Formula(value, parameters, dimensions=0)(np.zeros((1, 0)))[0]
+        else:
+            found = float(value)
     except OverflowError:  # an integer
         raise ArgumentError(
             f"{name}: a whole number that no float holds, a finite real number is expected"

@@ -36,6 +36,7 @@ from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.keywords import advised
 from scanfield.pinn.activations import check_activation
 from scanfield.pinn.fourier import Embedding, check_count
+from scanfield.pinn.values import brief
 
 PRECISIONS = ("float32", "float64")
 
@@ -165,7 +166,7 @@ class Network:
         widths = [check_count("hidden", width) for width in listed] + [check_count("outputs", outputs)]
         dtype = asked_dtype(dtype)
         if dtype not in PRECISIONS:
-            raise DtypeError(f"dtype: {dtype!r}; allowed are {' and '.join(PRECISIONS)}")
+            raise DtypeError(f"dtype: {brief(dtype)}; allowed are {' and '.join(PRECISIONS)}")
         library_of_namespace(xp)  # a name instead of the module is told apart here
         draws = numpy.random.default_rng(seed)
         host: dict[str, Any] = {}
@@ -245,8 +246,10 @@ class Network:
         return found
 
     def __repr__(self) -> str:
+        # Without hidden layers there is nothing that an activation acts on.
+        activation = f"activation={self.activation!r}, " if self.layers > 1 else ""
         return (
-            f"Network({self.embedding!r}, widths={self.widths}, activation={self.activation!r}, "
+            f"Network({self.embedding!r}, widths={self.widths}, {activation}"
             f"{self.library} {self.dtype}, {self.size} parameters)"
         )
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "picture"]
 
+_FEW = 30  # records: each has its mark
+
 
 def picture(name: str, path: str | os.PathLike[str]) -> Path:
     """The file that matplotlib will write, a png where its name has no ending; ArgumentError for an ending it has not."""
@@ -33,6 +35,8 @@ def draw(fit: Fit, exact: Callable[[np.ndarray], np.ndarray] | None = None) -> A
     """The field, its error where `exact` is given, and the history."""
     panels = 2 if exact is None else 3
     figure = need("matplotlib.figure", "plot").Figure(figsize=(4.5 * panels, 4), layout="constrained")
+    # Squares of equal aspect beside their scales are laid out some dots off, and a label would be cut.
+    figure.get_layout_engine().set(w_pad=0.12)
     axes = list(figure.subplots(1, panels))
     _field(
         axes[0],
@@ -77,11 +81,14 @@ def _field(
 
 def _history(axis: Any, fit: Fit) -> None:
     iterations = [record.iteration for record in fit.history]
-    axis.semilogy(iterations, [max(record.loss, 1e-300) for record in fit.history], label="loss")
-    axis.semilogy(
-        iterations,
-        [max(record.held_out, 1e-300) ** 2 for record in fit.history],
-        label="held-out residual, squared",
-    )
-    axis.set(title=fit.reason, xlabel="iteration")
+    with np.errstate(over="ignore"):  # a training that blew up is drawn too
+        squared = np.asarray([record.held_out for record in fit.history]) ** 2
+    loss = np.asarray([record.loss for record in fit.history])
+    curves = {"loss": loss, "held-out residual, squared": squared}
+    for label, values in curves.items():
+        # A line through one point is nothing to see.
+        axis.semilogy(
+            iterations, np.maximum(values, 1e-300), label=label, marker="." if values.size < _FEW else None
+        )
+    axis.set(title=f"stopped: {fit.reason}", xlabel="iteration")
     axis.legend()

@@ -46,8 +46,9 @@ from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import jet
 from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
+from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Term
-from scanfield.pinn.values import Value, check_positive, evaluate, reals
+from scanfield.pinn.values import Value, brief, check_positive, evaluate, reals
 
 __all__ = ["Data", "Helmholtz", "Sample"]
 
@@ -123,6 +124,11 @@ class Helmholtz:
             raise ArgumentError(
                 f"domain is a {type(domain).__name__}: give an Interval, Box, Disk, Difference or PointSet"
             )
+        for name, value in (("wavenumber", wavenumber), ("source", source)):
+            if isinstance(value, Solution):
+                raise ArgumentError(
+                    f"{name} is the field of the solution {value.name!r}: give wave.{name}, with your name for wave"
+                )
         self.domain, self.source = domain, source
         self.wavenumber = wavenumber
         conditions = _listed("boundary", boundary, Condition | PML)
@@ -199,7 +205,7 @@ class Helmholtz:
             found_complex |= measured.values.dtype.kind == "c"
             size = max(size, float(np.max(np.abs(measured.values))))
         if asked is not None and not isinstance(asked, bool):
-            raise ArgumentError(f"complex_field = {asked!r}: True, False or None is expected")
+            raise ArgumentError(f"complex_field = {brief(asked)}: True, False or None is expected")
         if asked is False and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
@@ -321,7 +327,7 @@ def _listed(name: str, given: Any, kind: Any) -> list[Any]:
     if isinstance(given, kind):
         return [given]
     if not isinstance(given, Iterable):
-        raise ArgumentError(f"{name} is {given!r:.40}: one, a list of them, or () for none is expected")
+        raise ArgumentError(f"{name} is {brief(given)}: one, a list of them, or () for none is expected")
     return list(given)
 
 

@@ -12,10 +12,17 @@ import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.extras import need
+from scanfield.pinn.values import brief
 
 __all__ = ["RULES", "generator", "unit_points", "weighted_choice"]
 
 RULES = ("sobol", "latin", "uniform", "grid")
+
+
+def check_rule(rule: object) -> None:
+    """ArgumentError for a rule by which no points are drawn."""
+    if not isinstance(rule, str) or rule not in RULES:
+        raise ArgumentError(f"sampling = {brief(rule)}: allowed are {', '.join(map(repr, RULES))}")
 
 
 def unit_points(
@@ -42,10 +49,9 @@ def unit_points(
     >>> bool((unit_points(8, 2, seed=3) == unit_points(8, 2, seed=3)).all())
     True
     """
-    if rule not in RULES:
-        raise ArgumentError(f"sampling = {rule!r}: allowed are {', '.join(map(repr, RULES))}")
+    check_rule(rule)
     if not _whole(count) or count < 1:
-        raise ArgumentError(f"points = {count!r}: an integer of at least 1 is expected")
+        raise ArgumentError(f"points = {brief(count)}: an integer of at least 1 is expected")
     if dimensions == 0:  # the ends of an interval have no coordinate of their own
         return np.zeros((count, 0))
     if rule == "grid":
@@ -70,7 +76,7 @@ def generator(seed: int | tuple[int, ...]) -> np.random.Generator:
     """A generator of its own for each seed; ArgumentError for what is no integer of at least 0."""
     words = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
     if any(not _whole(word) or word < 0 for word in words):
-        raise ArgumentError(f"seed = {seed!r}: an integer of at least 0 is expected")
+        raise ArgumentError(f"seed = {brief(seed)}: an integer of at least 0 is expected")
     return np.random.default_rng(words)
 
 

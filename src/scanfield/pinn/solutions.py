@@ -26,6 +26,7 @@ import numpy as np
 
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.extras import need
+from scanfield.pinn.values import brief
 
 _MOST_ORDERS = 2000  # of a series: far above what a network follows
 
@@ -84,7 +85,7 @@ def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,))
     vector = np.asarray(direction, dtype=np.float64)
     length = float(np.linalg.norm(vector))
     if vector.ndim != 1 or not 1 <= vector.shape[0] <= 3 or not 0 < length < math.inf:
-        raise ArgumentError(f"direction = {direction!r}: one to three numbers, not all 0")
+        raise ArgumentError(f"direction = {brief(direction)}: one to three numbers, not all 0")
     k = 1j * wavenumber * vector / length
 
     def value(x: np.ndarray) -> np.ndarray:
@@ -103,7 +104,7 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
     k, place = wavenumber, np.asarray(source, dtype=np.float64)
     _positive("wavenumber", k)
     if place.ndim != 1 or place.shape[0] not in (1, 2, 3):
-        raise ArgumentError(f"source = {source!r:.40}: one to three numbers")
+        raise ArgumentError(f"source = {brief(source)}: one to three numbers")
     d = place.shape[0]
 
     def apart(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -165,9 +166,9 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     """prod_i sin(a_i pi x_i) (zero at x_i = 0, 1 for whole a_i), or cosines (zero slope there). A real field."""
     frequencies = np.pi * np.asarray(a, dtype=np.float64)
     if kind not in ("sin", "cos"):
-        raise ArgumentError(f"kind = {kind!r}: allowed are 'sin', 'cos'")
+        raise ArgumentError(f"kind = {brief(kind)}: allowed are 'sin', 'cos'")
     if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
-        raise ArgumentError(f"a = {a!r}: one to three numbers")
+        raise ArgumentError(f"a = {brief(a)}: one to three numbers")
     inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
     factor = wavenumber * wavenumber - float(
         np.sum(frequencies * frequencies)
@@ -320,10 +321,10 @@ def _order(name: str, value: Any, least: int) -> int:
         or not isinstance(value, int | np.integer)
         or not least <= value <= _MOST_ORDERS
     ):
-        raise ArgumentError(f"{name} = {value!r:.40}: an integer from {least} to {_MOST_ORDERS} is expected")
+        raise ArgumentError(f"{name} = {brief(value)}: an integer from {least} to {_MOST_ORDERS} is expected")
     return int(value)
 
 
 def _positive(name: str, value: Any) -> None:
     if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
-        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")
+        raise ArgumentError(f"{name} = {brief(value)}: it is a number above 0")

@@ -16,6 +16,7 @@ from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place, to_host
+from scanfield.pinn.values import brief
 
 __all__ = ["Optimizer", "Stage", "resolve"]
 
@@ -125,9 +126,10 @@ def resolve(optimizer: Any, iterations: int | None, network: Network) -> tuple[S
         if not pairs:
             raise ArgumentError("optimizer: an empty list; give at least one stage")
         return tuple(_stage(one, count, network) for one, count in pairs)
-    if optimizer == "auto" and network.dtype == "float32":  # too few digits for the others
+    auto = isinstance(optimizer, str) and optimizer == "auto"
+    if auto and network.dtype == "float32":  # too few digits for the others
         return (_stage("adam", iterations, network),)
-    if optimizer == "auto" and network.size > LM_LIMIT:
+    if auto and network.size > LM_LIMIT:
         return _stage("adam", iterations, network), _stage("lbfgs", iterations, network)
     return (_stage(optimizer, iterations, network),)
 
@@ -139,7 +141,7 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
     if isinstance(given, str):
         if given not in _NAMES:
             raise ArgumentError(
-                f"optimizer = {given!r}: allowed are {', '.join(map(repr, _NAMES))}, or an optimiser"
+                f"optimizer = {brief(given)}: allowed are {', '.join(map(repr, _NAMES))}, or an optimiser"
             )
         key = "lm" if given == "auto" else given
         count = _ITERATIONS[key] if iterations is None else iterations

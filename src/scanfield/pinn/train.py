@@ -21,7 +21,9 @@ from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.progress import shown
 from scanfield.pinn.reduce import Reducer
 from scanfield.pinn.run import Callback, Run
-from scanfield.pinn.stages import resolve
+from scanfield.pinn.sampling import check_rule
+from scanfield.pinn.stages import Stage, resolve
+from scanfield.pinn.values import brief
 
 __all__ = ["Callback", "train"]
 
@@ -112,20 +114,16 @@ def train(
     >>> fit.error(wave) < 1e-6
     True
     """
-    # The other counts are checked by what takes them, before anything is trained.
-    counts = {"resample": resample, "patience": patience, "record": record}
-    counts |= {"checkpoint_every": checkpoint_every}
-    _check(problem, network, weights, adaptive, tolerance, counts)
+    stages = check_settings(
+        problem, network, sampling=sampling, optimizer=optimizer, iterations=iterations, weights=weights,
+        resample=resample, adaptive=adaptive, tolerance=tolerance, patience=patience, record=record,
+        checkpoint_every=checkpoint_every, chunk=chunk,
+    )  # fmt: skip
     _check_callbacks(callbacks)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
-    stages = resolve(optimizer, iterations, network)
-    if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
-        raise ArgumentError(
-            f"weights = {weights!r}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
-        )
     if reducer is not None and weights != "fixed":
-        raise ArgumentError(f"weights = {weights!r}: over the shards of a reducer the weights are fixed")
+        raise ArgumentError(f"weights = {brief(weights)}: over the shards of a reducer the weights are fixed")
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
     watched = min(max(points, 256), 1000) if held_out is None else held_out
     watched_points = problem.held_out(watched, seed=seed)
@@ -155,10 +153,43 @@ def train(
     return fit
 
 
+def check_settings(
+    problem: Helmholtz,
+    network: Network,
+    *,
+    sampling: str = "sobol",
+    optimizer: Any = "auto",
+    iterations: int | None = None,
+    weights: str = "fixed",
+    resample: int | None = None,
+    adaptive: bool = False,
+    tolerance: float = 0.0,
+    patience: int | None = None,
+    record: int = 10,
+    checkpoint_every: int = 50,
+    chunk: int = 256,
+    **others: Any,
+) -> tuple[Stage, ...]:
+    """The stages of a training with these arguments of `train`; `others` are checked by what takes them.
+
+    Raises what `train` raises for them. Nothing is drawn, so that a file's are checked when it is read.
+    """
+    counts = {"resample": resample, "patience": patience, "record": record}
+    counts |= {"checkpoint_every": checkpoint_every, "chunk": chunk}
+    _check(problem, network, weights, adaptive, tolerance, counts)
+    check_rule(sampling)
+    stages = resolve(optimizer, iterations, network)
+    if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
+        raise ArgumentError(
+            f"weights = {brief(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
+        )
+    return stages
+
+
 def _check(
     problem: Helmholtz,
     network: Network,
-    weights: str,
+    weights: Any,
     adaptive: Any,
     tolerance: Any,
     counts: dict[str, int | None],
@@ -176,8 +207,10 @@ def _check(
         raise ShapeError(
             f"network has {network.outputs} outputs: a {kind} field takes outputs={problem.outputs}"
         )
-    if weights not in weighting.RULES:
-        raise ArgumentError(f"weights = {weights!r}: allowed are {', '.join(map(repr, weighting.RULES))}")
+    if not isinstance(weights, str) or weights not in weighting.RULES:
+        raise ArgumentError(
+            f"weights = {brief(weights)}: allowed are {', '.join(map(repr, weighting.RULES))}"
+        )
     for name, value in counts.items():
         if value is not None:
             check_count(name, value)
@@ -187,15 +220,15 @@ def _check(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
     if not isinstance(adaptive, bool):
-        raise ArgumentError(f"adaptive = {adaptive!r}: True or False is expected")
+        raise ArgumentError(f"adaptive = {brief(adaptive)}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
-        raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
+        raise ArgumentError(f"tolerance = {brief(tolerance)}: a number of at least 0 is expected")
 
 
 def _check_callbacks(callbacks: object) -> None:
     if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ArgumentError(
-            f"callbacks = {callbacks!r:.60}: a sequence of functions is expected, callbacks=[function]"
+            f"callbacks = {brief(callbacks)}: a sequence of functions is expected, callbacks=[function]"
         )
