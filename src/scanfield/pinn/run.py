@@ -14,7 +14,7 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ShapeError, StateError
 from scanfield.pinn import checkpoint as storage
-from scanfield.pinn import stored
+from scanfield.pinn import fingerprint, stored
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import aliasing
 from scanfield.pinn.fit import Fit, Record
@@ -35,6 +35,8 @@ Callback = Callable[[Record, Network], Any]
 INTERRUPTED, CALLBACK, HELD_OUT, REACHED = "interrupted", "callback", "held-out", "tolerance"
 _CANDIDATES = 4  # for each point of an adaptive sample
 _WEIGHTS_EVERY = 10
+_COMPARED = ("problem", "embedding")
+"""Settings that are fingerprints: compared to nine digits."""
 
 
 @dataclass
@@ -279,8 +281,18 @@ def _steps(state: Any) -> int:
 def _same_settings(path: Any, found: Any, own: dict[str, Any]) -> None:
     if not isinstance(found, dict):
         raise StateError(f"{path}: holds no settings of a training")
+    missing = [name for name in (*_COMPARED, "optimizers") if name not in found]
+    if missing:  # without it nobody can tell whether it is this training
+        raise StateError(
+            f"{path}: it has no record of its {missing[0]}, so an older scanfield wrote it, and whether it is this training "
+            "cannot be told; train anew"
+        )
     for name, value in own.items():
-        if found.get(name) != value:
+        if name in _COMPARED:
+            words = fingerprint.difference(found[name], value)
+            if words:
+                raise StateError(f"{path}: the {name} differs in {words}: another training")
+        elif found.get(name) != value:
             raise StateError(
                 f"{path}: {name} was {found.get(name)!r:.80} there and is {value!r} here: another training"
             )

@@ -12,6 +12,7 @@ from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn import checkpoint as storage
+from scanfield.pinn import fingerprint
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.fit import Fit
@@ -142,8 +143,11 @@ def train(
         "points": points, "boundary": boundary, "sampling": sampling, "seed": seed, "weights": weights,
         "resample": resample, "adaptive": adaptive, "record": record, "chunk": chunk, "held_out": watched,
         "stages": [stage.name for stage in stages], "architecture": storage.architecture(network),
-        "sample": sample.checksum,
+        "sample": sample.checksum, "optimizers": [fingerprint.of_optimizer(stage.optimizer) for stage in stages],
     }  # fmt: skip
+    if checkpoint is not None or resume is not None:  # the problem's functions are asked once more
+        run.settings["problem"] = fingerprint.of_terms(problem.terms(sample))
+        run.settings["embedding"] = {"features": fingerprint.of_embedding(network.embedding)}
     run.begin(sample)
     if resume is not None:
         run.restore(resume)
