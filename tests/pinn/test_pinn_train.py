@@ -416,9 +416,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
         )
 
     adam = optimize.Adam(optimize.Cosine(1e-3, 4))
-    pinn.train(
-        problem(), fixed(), optimizer=adam, iterations=4, checkpoint=path, checkpoint_every=2, **where
-    )
+    pinn.train(problem(), fixed(), optimizer=adam, iterations=4, checkpoint=path, checkpoint_every=2, **where)
     for other, network, optimizer, words in (
         (problem(k=6.0), fixed(), adam, "coefficient of u of 'equation'"),
         (problem(k=5.0 + 1e-7), fixed(), adam, "coefficient of u of 'equation'"),

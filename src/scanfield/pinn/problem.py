@@ -7,7 +7,7 @@
 | u | field | real, or complex where anything in the problem is |
 | k | `wavenumber` | radians per length: k, not k^2; a number, an array on given points, or a function of x; complex k: loss |
 | f | `source` | note the sign: -Lap u - k^2 u = s is f = -s |
-| U | `field_scale` | the largest boundary or data value, 1 where all are zero; the network is u / U |
+| U | `field_scale` | the largest boundary or data value, or what the source drives (`scales`); the network is u / U |
 | K | `reference` | the largest Re k |
 
 Everything here is stated on the host in float64; `Helmholtz.terms` gives the loss terms, which `place_terms` brings to a
@@ -17,7 +17,6 @@ These scales live in the weights: what is reported is the raw mean of |residual|
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
-from scanfield.pinn import assembly
+from scanfield.pinn import assembly, regions, scales
 from scanfield.pinn.absorbing import PML
 from scanfield.pinn.ansatz import hard_ansatz
 from scanfield.pinn.boundary import (
@@ -54,6 +53,7 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _FASTEST = 1e60  # what is squared twice stays finite
+_BESIDE = 1e-2  # of the driven field: values below it do not set its scale
 _SQUARES = 1e-150, 1e150  # what is squared, and divided by the square, stays a float
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
@@ -88,7 +88,8 @@ class Helmholtz:
     complex_field
         Whether the field is complex; None: it is where any number of the problem is.
     field_scale
-        U: the field is U times the network (and U is what sizes are measured by); None: from the data, as above.
+        U: the field is U times the network (and U is what sizes are measured by); None: from the values and the source, as
+        above.
 
     Functions take host points (n, d) and return (n,) numbers.
 
@@ -137,6 +138,7 @@ class Helmholtz:
         self.ansatz = hard_ansatz(domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
         self.unknowns = _unknowns(self)
         self._measure(complex_field, field_scale)
+        self.sheets = regions.Sheets.of(self)
 
     # -- what the problem is -----------------------------------------------------------------------------------------
 
@@ -195,17 +197,19 @@ class Helmholtz:
                 found_complex |= g.dtype.kind == "c"
                 largest = float(np.max(np.abs(g)))
                 size = max(size, largest if isinstance(condition, Dirichlet) else largest / slope)
+        measured_size = 0.0
         for measured in self.data:
             found_complex |= measured.values.dtype.kind == "c"
-            size = max(size, float(np.max(np.abs(measured.values))))
+            measured_size = max(measured_size, float(np.max(np.abs(measured.values))))
+        size = max(size, measured_size)
         if asked is not None and not isinstance(asked, bool):
             raise ArgumentError(f"complex_field = {asked!r}: True, False or None is expected")
         if asked is False and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
-        # Without values to go by the field is taken to be of order one; rounding, beside what the source drives, is none.
-        driven = self.source_size / max(self.reference, math.pi / longest) ** 2
-        self.field_scale = size if size > max(1e-8 * driven, 1 / _FASTEST) else 1.0
+        # Values say how large the field is, unless a source drives one beside which they are nothing; data always do.
+        driven = 0.0 if measured_size else scales.driven(self, probe, f)
+        self.field_scale = size if size > max(_BESIDE * driven, 1 / _FASTEST) else driven or 1.0
         if scale is not None:
             check_positive("field_scale", scale)
             self.field_scale = float(scale)
@@ -214,8 +218,8 @@ class Helmholtz:
         laplace = self.field_scale / longest**2
         if self.equation_scale < 1e-100 * laplace:  # k = 0, or as good as that
             self.equation_scale = laplace
-        scales = {"field": self.field_scale, "slope": self.slope_scale, "equation": self.equation_scale}
-        for name, found in scales.items():
+        sizes = {"field": self.field_scale, "slope": self.slope_scale, "equation": self.equation_scale}
+        for name, found in sizes.items():
             if not _SQUARES[0] < found < _SQUARES[1]:
                 raise ArgumentError(
                     f"values, source or field_scale: the {name} has the size {found:.3g}, whose square leaves the floats; "
@@ -289,15 +293,12 @@ class Helmholtz:
     # -- the field ---------------------------------------------------------------------------------------------------
 
     def chart(self, x: np.ndarray) -> np.ndarray:
-        """Where the network sees the points x: those in the region of an interface are moved beside the domain."""
+        """Where the network sees the points x: those in regions of interfaces are moved beside the domain, see `regions`."""
         if not self.interfaces:
             return x
         moved = x.copy()
-        low, high = np.asarray(self.domain.lower), np.asarray(self.domain.upper)
-        # A point on the domain's own boundary belongs to the region that it borders on.
-        inward = x + 1e-9 * (0.5 * (low + high) - x)
-        for number, interface in enumerate(self.interfaces, start=1):
-            moved[interface.region.contains(inward), 0] += number * 1.25 * (high[0] - low[0])
+        low, high = self.domain.lower[0], self.domain.upper[0]
+        moved[:, 0] += self.sheets.number(regions.inside(self, x)) * regions.APART * (high - low)
         return moved
 
     def field(self, network: Network, x: Any, *, chunk: int = 4096) -> np.ndarray:
