@@ -10,6 +10,7 @@ import pytest
 from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.pinn.ansatz import hard_ansatz
+from scanfield.pinn.formula import Formula
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place_terms, to_host
 
@@ -320,7 +321,7 @@ def test_a_source_of_any_size_sets_the_scale_where_no_value_does():
     """u'' + 25 u = s (25 - pi^2) sin(pi x), zero at the ends: at s = 1e-9 the field was wrong by 450 %, at 1e9 by 29 %."""
     x = np.linspace(0.01, 0.99, 50)[:, None]
     for s in (1e-9, 0.02, 1e9):
-        source = pinn.files.Formula(f"{s} * (25 - pi**2) * sin(pi*x)")
+        source = Formula(f"{s} * (25 - pi**2) * sin(pi*x)")
         problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, source, pinn.Dirichlet(0.0))
         assert 0.2 < problem.field_scale / s < 5.0
         features = pinn.FourierFeatures(1, 20, scale=1.0, trainable=False)

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 
 from scanfield.errors import ArgumentError
-from scanfield.pinn.domains import Domain
+from scanfield.pinn.domains import Domain, check_where
 from scanfield.pinn.values import Value, check_positive, evaluate
 
 __all__ = [
@@ -106,6 +106,7 @@ class Condition:
 
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
+        check_where(self.where)
         name: object = self.name
         if not isinstance(name, str):
             raise ArgumentError(f"name = {name!r:.40}: a text is expected")
@@ -113,6 +114,10 @@ class Condition:
     def on(self, domain: Domain) -> tuple[str, ...]:
         """The parts of the boundary where it holds."""
         if self.where is None:
+            if not domain.parts:
+                raise ArgumentError(
+                    f"{self.title}: the domain has no boundary; PointSet(interior, {{name: ...}}) gives one"
+                )
             return domain.parts
         return domain.check_parts((self.where,) if isinstance(self.where, str) else self.where)
 

@@ -252,6 +252,7 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         "progress",
         "checkpoint",
         "resume",
+        "reducer",
     }
     for key in training:
         if key not in allowed:

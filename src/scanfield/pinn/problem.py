@@ -27,7 +27,7 @@ from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.pinn import assembly, regions, scales
 from scanfield.pinn.absorbing import PML
-from scanfield.pinn.ansatz import hard_ansatz
+from scanfield.pinn.ansatz import Ansatz, hard_ansatz
 from scanfield.pinn.boundary import (
     Condition,
     Dirichlet,
@@ -135,10 +135,22 @@ class Helmholtz:
         self.interfaces = [c for c in self.conditions if isinstance(c, Interface)]
         for condition in self.conditions:
             self._check(condition)
-        self.ansatz = hard_ansatz(domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
+        self.ansatz = self._hard()
         self.unknowns = _unknowns(self)
+        _check_start(self)
         self._measure(complex_field, field_scale)
         self.sheets = regions.Sheets.of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the ansatz, which holds functions made here and is made again: a fit may come from another process."""
+        return {name: value for name, value in self.__dict__.items() if name != "ansatz"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.ansatz = self._hard()
+
+    def _hard(self) -> Ansatz | None:
+        return hard_ansatz(self.domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
 
     # -- what the problem is -----------------------------------------------------------------------------------------
 
@@ -202,9 +214,9 @@ class Helmholtz:
             found_complex |= measured.values.dtype.kind == "c"
             measured_size = max(measured_size, float(np.max(np.abs(measured.values))))
         size = max(size, measured_size)
-        if asked is not None and not isinstance(asked, bool):
+        if asked is not None and not isinstance(asked, bool | np.bool_):
             raise ArgumentError(f"complex_field = {asked!r}: True, False or None is expected")
-        if asked is False and found_complex:
+        if asked is not None and not asked and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
         # Values say how large the field is, unless a source drives one beside which they are nothing; data always do.
@@ -239,6 +251,11 @@ class Helmholtz:
                 )
         else:
             condition.on(self.domain)
+            if isinstance(condition, Impedance | Sommerfeld) and _is_array(self.wavenumber):
+                raise ArgumentError(
+                    f"wavenumber is an array, at the points inside: {condition.title!r} needs it on the boundary too; give a "
+                    "number or a function of x"
+                )
 
     def value_at(self, name: str, value: Value, surface: Surface) -> np.ndarray:
         """A condition's value on a surface, (n,)."""
@@ -326,6 +343,13 @@ def _listed(name: str, given: Any, kind: Any) -> list[Any]:
     return list(given)
 
 
+def _is_array(value: Any) -> bool:
+    """Whether anything of it is an array of one number a point."""
+    if isinstance(value, Unknown):
+        return _is_array(value.times) or _is_array(value.plus)
+    return not callable(value) and np.ndim(value) > 0
+
+
 def _layer(conditions: list[Any], domain: Domain) -> PML | None:
     for condition in conditions:
         if not isinstance(condition, Condition | PML):
@@ -367,11 +391,28 @@ def _unknowns(problem: Helmholtz) -> dict[str, float]:
     return found
 
 
+def _check_start(problem: Helmholtz) -> None:
+    """ArgumentError for a wavenumber that begins where k^2 does not follow it, and nothing else does."""
+    unknown = problem.wavenumber
+    if not isinstance(unknown, Unknown) or unknown.start != 0:
+        return
+    if any(isinstance(condition, Impedance | Sommerfeld) for condition in problem.conditions):
+        return
+    factor, rest = unknown.parts(problem.domain.interior(_PROBE, seed=0), given=problem.domain.given)
+    if rest is None or not np.any(factor * rest):
+        raise ArgumentError(
+            f"start = {unknown.start} of {unknown.name!r}: the equation has its square, whose slope is zero there, so it "
+            "would never move; give another first guess"
+        )
+
+
 def _data(given: Data, dimensions: int) -> Data:
     if not isinstance(given, Data):
         raise ArgumentError(f"data holds a {type(given).__name__}: Data(points, values) is expected")
     x, values = reals(f"points of {given.name!r}", given.points), np.asarray(given.values)
     if x.ndim != 2 or x.shape[1] != dimensions or x.shape[0] < 1:
         raise ShapeError(f"points of {given.name!r} have shape {x.shape}: (n, {dimensions}) is expected")
+    if not np.all(np.isfinite(x)):
+        raise ArgumentError(f"points of {given.name!r}: NaN or infinity")
     check_positive(f"weight of {given.name!r}", given.weight)
     return given._replace(points=x, values=evaluate(f"values of {given.name!r}", values, x, given=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,6 +84,8 @@ class Run:
     now: Moment = field(init=False)
     reason: str = ""
     reducer: Reducer | None = None
+    told: list[str] = field(default_factory=list)
+    """Warnings of the training itself, in words."""
 
     def begin(self, sample: Sample) -> None:
         """At the network's own parameters."""
@@ -127,7 +130,7 @@ class Run:
                 self.reason = self._judge(line) or self.reason
             if self.checkpoint is not None and now.total % self.checkpoint_every == 0:
                 now.seconds = time.process_time() - started
-                self.store(self.checkpoint)
+                self._try_to_store(self.checkpoint)
             if self.reason != "iteration limit":
                 return
 
@@ -214,7 +217,7 @@ class Run:
             self.reason,
             now.total,
             now.seconds,
-            (*told, words) if words else told,
+            (*told, *self.told, *([words] if words else [])),
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -237,6 +240,18 @@ class Run:
             "settings": self.settings,
         }
         storage.write(path, "training", tensors, facts)
+
+    def _try_to_store(self, path: str | os.PathLike[str]) -> None:
+        """A full disk is told, the first time, and costs no training; what was written before stays."""
+        try:
+            self.store(path)
+        except OSError as error:
+            words = (
+                f"checkpoint = {os.fspath(path)!r}: it could not be written ({error}); the training went on"
+            )
+            if not any(found.startswith("checkpoint = ") for found in self.told):
+                self.told.append(words)
+                warnings.warn(words, RuntimeWarning, stacklevel=2)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint; StateError, and nothing changed, for one of another training."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
@@ -118,6 +120,17 @@ def train(
     counts |= {"checkpoint_every": checkpoint_every}
     _check(problem, network, weights, adaptive, tolerance, counts)
     _check_callbacks(callbacks)
+    _check_reducer(reducer)
+    # Plain integers from here on, whatever library they came from: a checkpoint writes them down.
+    points, seed, chunk = (
+        check_count("points", points),
+        check_count("seed", seed, 0),
+        check_count("chunk", chunk),
+    )
+    boundary = None if boundary is None else check_count("boundary", boundary)
+    held_out = None if held_out is None else check_count("held_out", held_out)
+    resample, patience = (None if count is None else int(count) for count in (resample, patience))
+    record, checkpoint_every, adaptive = int(record), int(checkpoint_every), bool(adaptive)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
     stages = resolve(optimizer, iterations, network)
@@ -154,7 +167,7 @@ def train(
     with shown(sum(stage.iterations for stage in stages), progress) as tick:
         run.go(tick)
     fit = run.fit(tuple(told))
-    if fit.warnings != tuple(told):
+    if len(fit.warnings) > len(told) + len(run.told):
         warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=3)
     return fit
 
@@ -190,12 +203,19 @@ def _check(
         raise ArgumentError(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
-    if not isinstance(adaptive, bool):
+    if not isinstance(adaptive, bool | np.bool_):
         raise ArgumentError(f"adaptive = {adaptive!r}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {tolerance!r}: a number of at least 0 is expected")
+
+
+def _check_reducer(reducer: object) -> None:
+    if reducer is not None and not callable(getattr(reducer, "build", None)):
+        raise ArgumentError(
+            f"reducer is a {type(reducer).__name__}: None or a reducer is expected, such as pinn.InTurn(2)"
+        )
 
 
 def _check_callbacks(callbacks: object) -> None:
