@@ -283,6 +283,16 @@ def test_folded_terms_are_the_operator_on_the_whole_ansatz(name):
     np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], total, atol=2e-4 * np.max(np.abs(total)))
 
 
+def test_hard_values_may_ask_for_the_normals():
+    """On a line they were asked without: a TypeError."""
+    problem = pinn.Helmholtz(
+        pinn.Interval(0, 1), 2.0, 0.0, pinn.Dirichlet(lambda x, n: 3.0 + n[:, 0], hard=True)
+    )
+    ends = problem.ansatz.extension(np.asarray([[0.0], [0.5], [1.0]])).value
+    np.testing.assert_allclose(ends, [2.0, 3.0, 4.0])
+    pinn.Helmholtz(pinn.Interval(0, 1), 2.0, 0.0, pinn.Dirichlet(Formula("nx"), hard=True))
+
+
 def test_the_extension_knows_the_boundary_alone():
     """Two functions that agree on the boundary have one extension: nothing of the solution leaks inside."""
     square = pinn.Box((-1, -1), (1, 1))

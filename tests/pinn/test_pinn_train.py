@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import warnings
 
 import numpy as np
@@ -121,6 +123,39 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, library, xp, device, o
     assert whole.history == resumed.history and whole.iterations == resumed.iterations == 30
     moved = whole.history[-1].weights
     assert (set(moved.values()) == {1.0}) == (optimizer == "lm")
+
+
+def test_a_fit_can_be_pickled_and_copied(xp, device):
+    """A Network held its namespace, a module; a problem functions that were made on the way."""
+    exact = pinn.solutions.plane_wave(5.0)
+    problem = pinn.Helmholtz(
+        pinn.Interval(0, 1), 5.0, 0.0,
+        [pinn.Dirichlet(1.0, where="left", hard=True), pinn.Impedance(exact.impedance, where="right")],
+    )  # fmt: skip
+    fit = pinn.train(
+        problem, net(xp=xp, device=device), points=16, optimizer="adam", iterations=2, held_out=16
+    )
+    x = np.asarray([[0.0], [0.3], [1.0]])
+    for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
+        np.testing.assert_array_equal(again.field(x), fit.field(x))
+        assert again.network.xp is fit.network.xp and again.history == fit.history
+        assert len(again.problem.terms(again.problem.draw(4))) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_fit(tmp_path, monkeypatch):
+    """Said once, by the file's name; what was written before stays."""
+    settings = {"points": 16, "optimizer": "lm", "checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    pinn.train(line(), net(), iterations=1, **settings)
+    before = (tmp_path / "run").read_bytes()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.warns(RuntimeWarning, match=r"checkpoint = .*run'.*No space left on device") as caught:
+        fit = pinn.train(line(), net(), iterations=4, **settings)
+    assert len(caught) == 1 and fit.iterations == 4 and "run" in fit.warnings[-1]
+    assert (tmp_path / "run").read_bytes() == before
 
 
 def test_interrupting_keeps_the_best(tmp_path):

@@ -95,7 +95,7 @@ def remembered(make: Callable[P, Solution]) -> Callable[P, Solution]:
     def made(*args: P.args, **keywords: P.kwargs) -> Solution:
         solution = make(*args, **keywords)
         recipe = Recipe(make.__module__, make.__name__, args, keywords)
-        parts = {
+        parts: dict[str, Any] = {
             name: _Part(value, recipe, name)
             for name in ("wavenumber", "value", "gradient", "source")
             if callable(value := getattr(solution, name))

@@ -80,7 +80,8 @@ def train(
     record, callbacks, progress
         A `Record` is kept, and callbacks are called, after so many iterations; None shows a bar on a terminal.
     checkpoint, checkpoint_every, resume
-        A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened.
+        A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened. A
+        file that cannot be written is told in a `RuntimeWarning`, once, and in `Fit.warnings`; the training goes on.
     chunk
         Rows that go through the network together.
     reducer
@@ -99,7 +100,8 @@ def train(
     ArgumentError, ShapeError
         A setting out of range, or a network that does not fit the problem.
     StateError
-        A checkpoint that is truncated, foreign, or of another training.
+        A checkpoint that is truncated, foreign, or of another training: other settings, optimisers, fixed frequencies, or
+        another problem, by what its functions give at the points.
 
     What is likely to spoil the field is told in a `DiagnosisWarning`, and in `Fit.warnings`.
 
