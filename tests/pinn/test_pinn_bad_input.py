@@ -14,6 +14,7 @@ from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
 GIVEN = pinn.PointSet([[0.3], [0.7]], {"ends": ([[0.0], [1.0]], [[-1.0], [1.0]])})
+HALF = pinn.Interface(pinn.Interval(0, 0.5), 2.0)
 TWICE = ("left", "left")
 HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
@@ -74,6 +75,7 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         ), ArgumentError, "wavenumber is an array, at the points inside: 'impedance'"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.PML(0.2, where=TWICE)), ArgumentError, "'left' stands twice"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.Neumann(1.0, where=TWICE)), ArgumentError, "where = .* twice"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[HALF, HALF]), ArgumentError, "two interfaces have the region"),
         (lambda: pinn.Dirichlet(1.0, where=[]), ArgumentError, r"where = \[\]: the name of a part, a list"),
         (lambda: pinn.Dirichlet(1.0, where=3), ArgumentError, "where = 3: the name of a part, a list"),
         (lambda: pinn.PML(0.2, where=()), ArgumentError, r"where = \(\): the name"),
@@ -146,6 +148,12 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     again = pinn.train(problem, network, resume=tmp_path / "run", **settings)
     assert fit.history == again.history
     assert solutions.green(np.int64(5), (0.0,))([[1.0]]) == solutions.green(5.0, (0.0,))([[1.0]])
+    k, x = np.float32(5.1), [[0.3], [0.8]]  # a number of its own, but no arithmetic in its precision
+    np.testing.assert_array_equal(solutions.green(k, (0.0,))(x), solutions.green(float(k), (0.0,))(x))
+    sines = [solutions.manufactured(one, (1.0,)).source(np.asarray(x)) for one in (k, float(k))]
+    np.testing.assert_array_equal(*sines)
+    media = [solutions.two_media(kind(5), kind(9), 0.5)(x) for kind in (np.uint8, float)]
+    np.testing.assert_array_equal(*media)
     assert solutions.hard_disk(np.float32(2.0), np.int64(1), total=np.bool_(True)).dimensions == 2
     assert number(np.float32(2.0), "k", {}) == 2.0 and isinstance(number(np.int64(2), "k", {}), float)
     out = np.zeros(2)

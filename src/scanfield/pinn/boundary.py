@@ -191,9 +191,9 @@ class Periodic(Condition):
 class Interface(Condition):
     """The rim of `region` inside the domain, where the wavenumber jumps: u and its normal slope are continuous.
 
-    `ratio` multiplies the slope inside the region (the ratio of densities in acoustics; 1: the slope itself is
-    continuous); at a rim that two regions share, and where they overlap, the slope of each side is multiplied by the ratios of
-    all regions there. The network sees the region's points moved away, so that the field's second derivatives may jump at the
+    `ratio` multiplies the slope inside the region (the ratio of densities in acoustics; 1: the slope itself is continuous).
+    At a rim that two regions share, and where they overlap, the slope of each side is multiplied by the ratios of all
+    regions there. The network sees the region's points moved away, so that the field's second derivatives may jump at the
     rim while it stays smooth on each side.
     """
 

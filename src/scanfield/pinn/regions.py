@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scanfield.errors import ArgumentError
 from scanfield.pinn.boundary import Interface
 from scanfield.pinn.domains import Surface
 from scanfield.pinn.drawing import surfaces
@@ -62,18 +63,33 @@ class Sheets(NamedTuple):
         for condition, rim in zip(problem.conditions, surfaces(problem, _PROBE, "sobol", (0,)), strict=True):
             if isinstance(condition, Interface) and rim is not None:
                 looked += both_sides(problem, rim)
-        codes = {code for x in looked for code in _codes(inside(problem, x))} | {0}
+        members = [inside(problem, x) for x in looked]
+        _check_distinct(problem, np.concatenate(members))
+        codes = {0, *(code for member in members for code in np.unique(_codes(member)).tolist())}
         return cls(tuple(sorted(codes, key=lambda code: (code.bit_count(), code))))
 
     def number(self, member: np.ndarray) -> np.ndarray:
         """The sheet of each point from the regions that it lies in, (n, regions) -> (n,)."""
         place = {code: number for number, code in enumerate(self.codes)}
+        found, back = np.unique(_codes(member), return_inverse=True)
         # A sliver that nobody saw has a sheet of its own all the same, behind the others.
-        return np.asarray([float(place.get(code, len(place) + code)) for code in _codes(member)])
+        return np.asarray([float(place.get(code, len(place) + code)) for code in found.tolist()])[
+            back.reshape(-1)
+        ]
 
 
-def _codes(member: np.ndarray) -> list[int]:
-    """Integers of Python: there may be more regions than bits in an integer of NumPy."""
-    rows, where = np.unique(member, axis=0, return_inverse=True)
-    codes = [sum(1 << int(bit) for bit in np.flatnonzero(row)) for row in rows]
-    return [codes[row] for row in where.reshape(-1)]
+def _codes(member: np.ndarray) -> np.ndarray:
+    """(n,) integers; those of Python where there are more regions than an integer of NumPy has bits."""
+    count = member.shape[1]
+    bits = np.asarray([1 << bit for bit in range(count)], dtype=np.int64 if count < 63 else object)
+    return np.asarray(member @ bits)
+
+
+def _check_distinct(problem: Helmholtz, member: np.ndarray) -> None:
+    """ArgumentError for two regions that are one: their ratios would multiply."""
+    for j in range(member.shape[1]):
+        for i in range(j):
+            if np.array_equal(member[:, i], member[:, j]):
+                raise ArgumentError(
+                    f"boundary: two interfaces have the region {problem.interfaces[j].region!r}; give it once, with its ratio"
+                )

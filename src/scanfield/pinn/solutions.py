@@ -66,8 +66,8 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
 
     In one dimension the field is finite and its slope jumps by -1 there.
     """
-    k, place = wavenumber, np.asarray(source, dtype=np.float64)
-    check_positive("wavenumber", k)
+    check_positive("wavenumber", wavenumber)
+    k, place = float(wavenumber), np.asarray(source, dtype=np.float64)
     if place.ndim != 1 or place.shape[0] not in (1, 2, 3):
         raise ArgumentError(f"source = {source!r:.40}: one to three numbers")
     d = place.shape[0]
@@ -104,8 +104,8 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
 @remembered
 def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
     """J_m(k r) exp(i m theta) in two dimensions, m = `order`."""
-    k, m = wavenumber, _order("order", order, -_MOST_ORDERS)
-    check_positive("wavenumber", k)
+    check_positive("wavenumber", wavenumber)
+    k, m = float(wavenumber), _order("order", order, -_MOST_ORDERS)
 
     def polar(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.linalg.norm(x, axis=1), np.arctan2(x[:, 1], x[:, 0])
@@ -137,6 +137,9 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
         raise ArgumentError(f"a = {a!r}: one to three numbers")
     inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
+    wavenumber = (
+        wavenumber.item() if isinstance(wavenumber, np.generic) else wavenumber
+    )  # not in its own precision
     factor = wavenumber * wavenumber - float(
         np.sum(frequencies * frequencies)
     )  # a power would raise where it overflows
@@ -161,6 +164,7 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
 def airy(offset: float, slope: float) -> Solution:
     """Ai(t) - i Bi(t), t = -slope^(-2/3) (offset + slope x): one dimension, k^2 = offset + slope x, slope > 0."""
     check_positive("slope", slope)
+    offset, slope = float(offset), float(slope)
     scale = slope ** (-2.0 / 3.0)
 
     def evaluated(x: np.ndarray, derivative: int) -> np.ndarray:
@@ -191,6 +195,7 @@ def two_media(left: float, right: float, interface: float = 0.0) -> Solution:
     """
     for name, k in (("left", left), ("right", right)):
         check_positive(name, k)
+    left, right = float(left), float(right)  # unsigned integers of NumPy have no negative differences
     reflected, transmitted = (left - right) / (left + right), 2.0 * left / (left + right)
 
     def parts(x: np.ndarray, order: int) -> np.ndarray:
@@ -224,9 +229,9 @@ def hard_disk(
     u = -sum_n i^n J_n'(ka)/H_n'(ka) H_n(kr) exp(i n theta), n = -orders .. orders (None: enough for double precision).
     With `total` the incident wave is in the field, and its normal derivative on the disk is zero.
     """
-    k, middle = wavenumber, np.asarray(center, dtype=np.float64)
-    check_positive("wavenumber", k)
+    check_positive("wavenumber", wavenumber)
     check_positive("radius", radius)
+    k, radius, middle = float(wavenumber), float(radius), np.asarray(center, dtype=np.float64)
     if middle.shape != (2,):
         raise ArgumentError(f"center = {center!r:.40}: two numbers")
     if not isinstance(total, bool | np.bool_):
