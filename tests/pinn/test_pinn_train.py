@@ -125,20 +125,26 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, library, xp, device, o
     assert (set(moved.values()) == {1.0}) == (optimizer == "lm")
 
 
-def test_a_fit_can_be_pickled_and_copied(xp, device):
-    """A Network held its namespace, a module; a problem functions that were made on the way."""
+def test_a_network_can_be_pickled_and_copied(xp, device):
+    """It held its namespace, a module."""
+    network = net(xp=xp, device=device)
+    for again in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
+        assert again.xp is network.xp and again.library == network.library
+        np.testing.assert_array_equal(to_host(again.flatten()), to_host(network.flatten()))
+
+
+def test_a_fit_can_be_pickled_and_copied():
+    """A problem held functions that were made on the way."""
     exact = pinn.solutions.plane_wave(5.0)
     problem = pinn.Helmholtz(
         pinn.Interval(0, 1), 5.0, 0.0,
         [pinn.Dirichlet(1.0, where="left", hard=True), pinn.Impedance(exact.impedance, where="right")],
     )  # fmt: skip
-    fit = pinn.train(
-        problem, net(xp=xp, device=device), points=16, optimizer="adam", iterations=2, held_out=16
-    )
+    fit = pinn.train(problem, net(), points=16, optimizer="adam", iterations=2, held_out=16)
     x = np.asarray([[0.0], [0.3], [1.0]])
     for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
         np.testing.assert_array_equal(again.field(x), fit.field(x))
-        assert again.network.xp is fit.network.xp and again.history == fit.history
+        assert again.history == fit.history
         assert len(again.problem.terms(again.problem.draw(4))) == 2
 
 
