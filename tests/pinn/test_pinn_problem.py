@@ -360,7 +360,12 @@ def test_what_sets_the_scale(source, more, scale):
     points = pinn.PointSet(np.linspace(0.01, 0.99, 64)[:, None], {"ends": ([[0.0], [1.0]], [[-1.0], [1.0]])})
     if callable(source):  # defined between the given points and nowhere else
         held = lambda x: np.where((x[:, 0] >= 0.01) & (x[:, 0] <= 0.99), source(x), np.nan)  # noqa: E731
+        known = {x: float(source(np.asarray([[x]]))[0]) for x in points.interior(1)[:, 0].tolist()}
         assert pinn.Helmholtz(points, 1.0, held, **more).field_scale == pytest.approx(scale)
+        table = pinn.Helmholtz(
+            points, 1.0, lambda x: np.asarray([known[p] for p in x[:, 0].tolist()]), **more
+        )
+        assert table.field_scale == 1e5
 
 
 def test_seeds_and_cycles_give_the_points():
