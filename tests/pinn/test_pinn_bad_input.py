@@ -76,6 +76,7 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.PML(0.2, where=TWICE)), ArgumentError, "'left' stands twice"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.Neumann(1.0, where=TWICE)), ArgumentError, "where = .* twice"),
         (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[HALF, HALF]), ArgumentError, "two interfaces have the region"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[pinn.Periodic()] * 2), ArgumentError, r"Periodic on the axes \[0, 0\]"),
         (lambda: pinn.Dirichlet(1.0, where=[]), ArgumentError, r"where = \[\]: the name of a part, a list"),
         (lambda: pinn.Dirichlet(1.0, where=3), ArgumentError, "where = 3: the name of a part, a list"),
         (lambda: pinn.PML(0.2, where=()), ArgumentError, r"where = \(\): the name"),

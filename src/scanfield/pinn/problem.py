@@ -135,6 +135,9 @@ class Helmholtz:
         self.interfaces = [c for c in self.conditions if isinstance(c, Interface)]
         for condition in self.conditions:
             self._check(condition)
+        axes = [c.axis for c in self.conditions if isinstance(c, Periodic)]
+        if len(set(axes)) < len(axes):
+            raise ArgumentError(f"boundary: Periodic on the axes {axes}; one on each can hold")
         self.ansatz = self._hard()
         self.unknowns = _unknowns(self)
         _check_start(self)

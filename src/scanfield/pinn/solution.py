@@ -54,6 +54,7 @@ class Solution:
     gradient: Function
     source: Function
     recipe: Recipe | None = field(default=None, repr=False, compare=False)
+    """The call that made it; None for a field of one's own, which is pickled as its functions can be."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The field at points (n, d)."""
