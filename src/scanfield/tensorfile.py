@@ -6,13 +6,14 @@ the range of its bytes after the header; all little-endian, row-major, without h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import reprlib
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -49,13 +50,20 @@ def write(
         place += len(data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the bytes of the arrays start at a multiple of 8
+    with whole_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(pieces)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write into that takes its place at the end: until then, and if anything fails, the old one is there."""
     target = Path(path)
     # A name that nobody can foresee, and a file that did not exist: a link that lies there is not written through.
     scratch = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
     try:
         with open(scratch, "xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.writelines(pieces)
+            yield file
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)

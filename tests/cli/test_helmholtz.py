@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import tomllib
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanfield import cli
+from scanfield import cli, tensorfile
 from scanfield.cli import demo
 from scanfield.errors import ArgumentError
 from scanfield.pinn import files
@@ -101,6 +103,29 @@ def test_as_a_module_and_in_a_list(tmp_path):
     assert [line.split(maxsplit=1) for line in listed.stdout.splitlines()] == [
         [name, files.load_problem(name).title] for name in files.shipped()
     ]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    """It was emptied before anything was written. A link is written through, a device into."""
+    output, link = tmp_path / "wave.npz", tmp_path / "link.npz"
+    output.write_bytes(b"the good one")
+    link.symlink_to(output)
+    whole_file = tensorfile.whole_file
+
+    @contextlib.contextmanager
+    def full(path):
+        with whole_file(path) as file:
+            yield file
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensorfile, "whole_file", full)
+    arguments = ["helmholtz", "line-impedance", "--quiet", "--output"]
+    assert cli.main([*arguments, str(output)]) != 0
+    assert output.read_bytes() == b"the good one" and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+    assert cli.main([*arguments, str(link)]) == 0 and link.is_symlink()
+    assert set(np.load(output)) == {"x", "field", "exact"}
+    assert cli.main([*arguments, os.devnull]) == 0 and not Path(os.devnull).is_file()
 
 
 def test_wrong_calls_are_named(tmp_path, capsys):

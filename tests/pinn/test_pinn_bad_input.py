@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanfield import pinn
+from scanfield import optimize, pinn
 from scanfield.errors import ArgumentError, DtypeError, ScanfieldError, ShapeError
+from scanfield.pinn import files, solutions
 from scanfield.pinn.fit import relative_error
+from scanfield.pinn.formula import number
 from scanfield.pinn.solutions import manufactured
 
 LINE = pinn.Interval(0, 1)
 WAVE = pinn.solutions.plane_wave(10.0)
+GIVEN = pinn.PointSet([[0.3], [0.7]], {"ends": ([[0.0], [1.0]], [[-1.0], [1.0]])})
+HALF = pinn.Interface(pinn.Interval(0, 0.5), 2.0)
+TWICE = ("left", "left")
 HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
 
 
@@ -41,7 +46,7 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, "s", "a")), DtypeError, "times of 's'"),
         (lambda: pinn.Helmholtz(LINE, pinn.Unknown(1.0, plus=[1.0, 2.0])), ArgumentError, "plus of 'wavenumber' is an array"),
         (lambda: pinn.Network.create(pinn.RawCoordinates(1), xp="torch"), ArgumentError, "import torch, then xp=torch"),
-        (lambda: pinn.Dirichlet(1.0, where=()), ArgumentError, r"where = \(\): the name of a part of the boundary"),
+        (lambda: pinn.Dirichlet(1.0, where=()), ArgumentError, r"where = \(\): the name of a part, a list"),
         (lambda: pinn.Dirichlet(1.0, where=abs), ArgumentError, "where = <built-in function abs>: the name"),
         (lambda: pinn.PML("a"), ArgumentError, "width = 'a'"),
         (lambda: pinn.FourierFeatures(frequencies=[1.0, 2.0]), ShapeError, r"came shape \(2,\)"),
@@ -84,6 +89,21 @@ HARD = (pinn.Dirichlet(1.0, hard=True), pinn.Robin(pinn.Unknown(1.0, "c")))
         (lambda: pinn.Network.create(pinn.RawCoordinates(1), widths=3), ArgumentError, "Network.create: unknown keyword"),
         (lambda: pinn.FourierFeatures(1, 2, scales=1.0), ArgumentError, "FourierFeatures: .* did you mean 'scale'"),
         (lambda: pinn.Helmholtz(pinn.Interval(0, 1e200), 1.0), ArgumentError, "its size is 1e"),
+        (lambda: pinn.Helmholtz(GIVEN, [1.0, 2.0], boundary=pinn.Sommerfeld()), ArgumentError, "is an array.*'somm"),
+        (lambda: pinn.Helmholtz(
+            GIVEN, pinn.Unknown(1.0, times=[1.0, 2.0]), boundary=pinn.Impedance(1.0)
+        ), ArgumentError, "wavenumber is an array, at the points inside: 'impedance'"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.PML(0.2, where=TWICE)), ArgumentError, "'left' stands twice"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.Neumann(1.0, where=TWICE)), ArgumentError, "where = .* twice"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[HALF, HALF]), ArgumentError, "two interfaces have the region"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=[pinn.Periodic()] * 2), ArgumentError, r"Periodic on the axes \[0, 0\]"),
+        (lambda: pinn.Dirichlet(1.0, where=[]), ArgumentError, r"where = \[\]: the name of a part, a list"),
+        (lambda: pinn.Dirichlet(1.0, where=3), ArgumentError, "where = 3: the name of a part, a list"),
+        (lambda: pinn.PML(0.2, where=()), ArgumentError, r"where = \(\): the name"),
+        (lambda: pinn.Helmholtz(pinn.PointSet([[0.5]]), 1.0, boundary=pinn.Neumann(1.0)), ArgumentError, "the domain has no"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, boundary=pinn.Dirichlet([1.0], hard=True)), ArgumentError, "value is an array"),
+        (lambda: pinn.Helmholtz(LINE, 1.0, data=pinn.Data([[np.nan]], [1.0])), ArgumentError, "points of 'data': NaN or inf"),
+        (lambda: pinn.Helmholtz(LINE, pinn.Unknown(0.0), 1.0), ArgumentError, "start = 0.0 of 'wavenumber'.* square"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
@@ -152,6 +172,52 @@ def test_a_dtype_by_name_or_as_the_library_has_it(dtype):
     """A dtype that equals its own name was taken for one, and failed as an attribute of NumPy."""
     assert pinn.Network.create(pinn.RawCoordinates(1), dtype=dtype).dtype == "float32"
     assert pinn.Workspace(4, 2, [3], dtype=dtype).dtype == "float32"
+
+
+def test_unknowns_that_begin_at_zero_and_move():
+    """Where a boundary has k itself, or k^2 a part that follows it by the first power, zero is a good beginning."""
+    pinn.Helmholtz(LINE, pinn.Unknown(0.0), 1.0, pinn.Sommerfeld(where="right"))
+    pinn.Helmholtz(LINE, pinn.Unknown(0.0, plus=2.0), 1.0)
+    pinn.Helmholtz(LINE, 1.0, 1.0, pinn.Robin(pinn.Unknown(0.0, "c")))
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """Counts reached a checkpoint's text, which dies of them; others were said to be none."""
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0), complex_field=np.bool_(False))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    counts = {"points": 5, "boundary": 2, "seed": 0, "chunk": 4, "held_out": 5, "resample": 2, "record": 1}
+    counts |= {"patience": 9, "checkpoint_every": 1, "iterations": 3}
+    settings = {name: np.int64(count) for name, count in counts.items()} | {"adaptive": np.bool_(False)}
+    optimizer = optimize.LevenbergMarquardt(damping=np.float32(0.5), tries=np.int64(5))
+    fit = pinn.train(problem, network, checkpoint=tmp_path / "run", optimizer=optimizer, **settings)
+    settings = counts | {"optimizer": optimize.LevenbergMarquardt(damping=0.5, tries=5)}
+    again = pinn.train(problem, network, resume=tmp_path / "run", **settings)
+    assert fit.history == again.history
+    assert solutions.green(np.int64(5), (0.0,))([[1.0]]) == solutions.green(5.0, (0.0,))([[1.0]])
+    k, x = np.float32(5.1), [[0.3], [0.8]]  # a number of its own, but no arithmetic in its precision
+    np.testing.assert_array_equal(solutions.green(k, (0.0,))(x), solutions.green(float(k), (0.0,))(x))
+    sines = [solutions.manufactured(one, (1.0,)).source(np.asarray(x)) for one in (k, float(k))]
+    np.testing.assert_array_equal(*sines)
+    media = [solutions.two_media(kind(5), kind(9), 0.5)(x) for kind in (np.uint8, float)]
+    np.testing.assert_array_equal(*media)
+    assert solutions.hard_disk(np.float32(2.0), np.int64(1), total=np.bool_(True)).dimensions == 2
+    assert number(np.float32(2.0), "k", {}) == 2.0 and isinstance(number(np.int64(2), "k", {}), float)
+    out = np.zeros(2)
+    pinn.mul_scalar_out(np.ones(2), np.int64(3), out)
+    assert out.tolist() == [3.0, 3.0]
+    for true in (True, np.bool_(True)):
+        with pytest.raises(ArgumentError, match=r"k = .*True"):
+            number(true, "k", {})
+
+
+def test_a_reducer_that_is_none(tmp_path):
+    problem = pinn.Helmholtz(LINE, 2.0, boundary=pinn.Dirichlet(1.0))
+    network = pinn.Network.create(pinn.FourierFeatures(1, 4, scale=1.0), hidden=[], outputs=1)
+    with pytest.raises(ArgumentError, match="reducer is a int: None or a reducer"):
+        pinn.train(problem, network, points=5, reducer=3)
+    (tmp_path / "mine.toml").write_text(files.source("square-4pi") + "reducer = 3\n")
+    with pytest.raises(ArgumentError, match=r"\[training\] reducer: allowed are"):
+        files.load_problem(tmp_path / "mine.toml")
 
 
 def test_points_that_are_no_real_numbers_are_refused(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from scanfield import pinn
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.pinn.ansatz import hard_ansatz
+from scanfield.pinn.formula import Formula
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place_terms, to_host
 
@@ -144,15 +147,72 @@ def test_an_interface_lets_second_derivatives_jump():
     )
     x = np.asarray([[0.2], [0.5], [0.7], [1.0]])
     moved = problem.chart(x)[:, 0]
-    np.testing.assert_allclose(moved[[0, 2, 3]], [0.2, 1.95, 2.25], atol=1e-6)
+    np.testing.assert_allclose(moved[[0, 2, 3]], [0.2, 3.2, 3.5], atol=1e-6)
     other = pinn.Helmholtz(pinn.Interval(0, 1), 1.0, 0.0, pinn.Interface(pinn.Interval(0.0, 0.5)))
-    np.testing.assert_allclose(other.chart(np.asarray([[0.0], [0.4], [1.0]])), [[1.25], [1.65], [1.0]])
+    np.testing.assert_allclose(other.chart(np.asarray([[0.0], [0.4], [1.0]])), [[2.5], [2.9], [1.0]])
     terms = {term.name: term for term in problem.terms(problem.draw(8))}
     inside, outside = terms["interface, slope"].pieces
-    np.testing.assert_allclose([inside.points[0, 0], outside.points[0, 0]], [1.75, 0.5], atol=1e-9)
+    np.testing.assert_allclose([inside.points[0, 0], outside.points[0, 0]], [3.0, 0.5], atol=1e-9)
     # d_n out of the region is -d/dx: the difference of slopes, inside less outside.
     np.testing.assert_allclose([inside.first[0, 0], outside.first[0, 0]], [-1.0, 1.0])
-    np.testing.assert_allclose(terms["sommerfeld right"].pieces[0].points, [[2.25]], atol=1e-6)
+    np.testing.assert_allclose(terms["sommerfeld right"].pieces[0].points, [[3.5]], atol=1e-6)
+
+
+def layers(*regions, ends=(0.0, 1.0)):
+    conditions = [pinn.Interface(pinn.Interval(*ends), ratio) for ends, ratio in regions]
+    return pinn.Helmholtz(pinn.Interval(*ends), 1.0, 0.0, conditions)
+
+
+@pytest.mark.parametrize(
+    ("regions", "sheets"),
+    [
+        ([(0.2, 0.6), (0.4, 0.6), (0.6, 1.0)], [0, 1, 3, 2]),  # the second in the first
+        ([(0.0, 0.4), (0.2, 0.6), (0.3, 0.9)], [1, 3, 5, 4, 2, 0]),  # the second never alone
+        ([(0.1 * i, 1.0) for i in range(1, 10)], list(range(10))),  # nested: as many sheets as layers
+    ],
+)
+def test_each_combination_of_regions_has_a_sheet(regions, sheets):
+    """The sum of the numbers put two on one sheet, where the field had to be smooth across a jump."""
+    problem = layers(*((ends, 1.0) for ends in regions))
+    cuts = sorted({0.0, 1.0, *(end for ends in regions for end in ends)})
+    middles = np.asarray([[0.5 * (a + b)] for a, b in itertools.pairwise(cuts)])
+    found = (problem.chart(middles) - middles)[:, 0] / 2.5
+    np.testing.assert_allclose(found, sheets, atol=1e-9)
+    thin = layers(((0.2, 0.6), 1.0), ((0.5999, 1.0), 1.0)).chart(np.asarray([[0.3], [0.59995], [0.7]]))[:, 0]
+    np.testing.assert_allclose(thin, [2.8, 0.59995 + 7.5, 5.7], atol=1e-9)
+
+
+def test_a_rim_of_two_regions_has_one_slope_condition():
+    """Touching regions said two that contradict each other; each rim says (ratio within) slope = (ratio without) slope."""
+
+    def slopes(problem):
+        terms = [term for term in problem.terms(problem.draw(8)) if "slope" in term.name]
+        pairs = {}
+        for term in terms:
+            for row in range(term.pieces[0].points.shape[0]):
+                within, without = (float(piece.first[row, 0]) for piece in term.pieces)
+                at = round(float(np.min([piece.points[row, 0] % 2.5 for piece in term.pieces])), 3)
+                pairs.setdefault(at, []).append(abs(within / without))
+        return pairs
+
+    # At 0.6 the slope of the left side times 0.5 is that of the right times 4.
+    touching = slopes(layers(((0.3, 0.6), 0.5), ((0.6, 1.0), 4.0)))
+    assert touching == {0.3: [0.5], 0.6: [0.125, 8.0]}
+    nested = slopes(layers(((0.2, 0.8), 0.5), ((0.4, 0.6), 4.0)))
+    assert nested == {0.2: [0.5], 0.8: [0.5], 0.4: [4.0], 0.6: [4.0]}
+    shared = slopes(layers(((0.2, 0.6), 0.5), ((0.4, 0.6), 4.0)))
+    assert shared == {0.2: [0.5], 0.6: [2.0, 2.0], 0.4: [4.0]}
+
+
+def test_a_region_on_the_low_side_is_solved_as_one_on_the_high_side():
+    """A quarter of a width between them left 6e-4."""
+    exact = pinn.solutions.two_media(10.0, 20.0, 0.5)
+    ends = [pinn.Impedance(exact.impedance, where="left"), pinn.Sommerfeld(where="right")]
+    waves = pinn.FourierFeatures(1, 64, scale=20 / (2 * np.pi), trainable=False)
+    for region in (pinn.Interval(0, 0.5), pinn.Interval(0.5, 1)):
+        problem = pinn.Helmholtz(pinn.Interval(0, 1), exact.wavenumber, 0.0, [*ends, pinn.Interface(region)])
+        fit = pinn.train(problem, pinn.Network.create(waves, hidden=[]), points=200, iterations=30, record=30)
+        assert fit.error(exact) < 1e-7
 
 
 def test_the_layer_absorbs_what_stretched_coordinates_do():
@@ -223,6 +283,16 @@ def test_folded_terms_are_the_operator_on_the_whole_ansatz(name):
     np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], total, atol=2e-4 * np.max(np.abs(total)))
 
 
+def test_hard_values_may_ask_for_the_normals():
+    """On a line they were asked without: a TypeError."""
+    problem = pinn.Helmholtz(
+        pinn.Interval(0, 1), 2.0, 0.0, pinn.Dirichlet(lambda x, n: 3.0 + n[:, 0], hard=True)
+    )
+    ends = problem.ansatz.extension(np.asarray([[0.0], [0.5], [1.0]])).value
+    np.testing.assert_allclose(ends, [2.0, 3.0, 4.0])
+    pinn.Helmholtz(pinn.Interval(0, 1), 2.0, 0.0, pinn.Dirichlet(Formula("nx"), hard=True))
+
+
 def test_the_extension_knows_the_boundary_alone():
     """Two functions that agree on the boundary have one extension: nothing of the solution leaks inside."""
     square = pinn.Box((-1, -1), (1, 1))
@@ -255,6 +325,47 @@ def test_scales_follow_k_and_the_data():
         return float(objective.loss_and_gradient(network.flatten())[0])
 
     assert loss(1.0, 1.0) == pytest.approx(loss(1e-3, 1e6), rel=1e-9)
+
+
+def test_a_source_of_any_size_sets_the_scale_where_no_value_does():
+    """u'' + 25 u = s (25 - pi^2) sin(pi x), zero at the ends: at s = 1e-9 the field was wrong by 450 %, at 1e9 by 29 %."""
+    x = np.linspace(0.01, 0.99, 50)[:, None]
+    for s in (1e-9, 0.02, 1e9):
+        source = Formula(f"{s} * (25 - pi**2) * sin(pi*x)")
+        problem = pinn.Helmholtz(pinn.Interval(0, 1), 5.0, source, pinn.Dirichlet(0.0))
+        assert 0.2 < problem.field_scale / s < 5.0
+        features = pinn.FourierFeatures(1, 20, scale=1.0, trainable=False)
+        fit = pinn.train(
+            problem, pinn.Network.create(features, hidden=[], outputs=1), points=60, iterations=20
+        )
+        np.testing.assert_allclose(fit.field(x), s * np.sin(np.pi * x[:, 0]), rtol=0, atol=1e-6 * s)
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "scale"),
+    [
+        (1e6, {"boundary": pinn.Dirichlet(3.0)}, 1e5),  # beside what the source drives the value is nothing
+        (1e6, {"data": pinn.Data([[0.5]], [3.0])}, 3.0),  # what was measured is the field
+        (1.0, {"boundary": pinn.Dirichlet(3.0)}, 3.0),
+        (lambda x: 1e6 * np.sin(100 * np.pi * x[:, 0]), {}, 10.0),  # 1e6 / (100 pi)^2
+        (lambda x: 1e6 * (x[:, 0] < 0.5), {}, 1e5),  # an edge is no wave
+        (lambda x: np.float32(1e6) * np.sin(np.float32(np.pi) * np.float32(x[:, 0])), {}, 1e5),
+        (0.0, {}, 1.0),
+        (1e-70, {}, 1.0),
+        (1e6, {"field_scale": 7.0}, 7.0),
+    ],
+)  # fmt: skip
+def test_what_sets_the_scale(source, more, scale):
+    assert pinn.Helmholtz(pinn.Interval(0, 1), 1.0, source, **more).field_scale == pytest.approx(scale)
+    points = pinn.PointSet(np.linspace(0.01, 0.99, 64)[:, None], {"ends": ([[0.0], [1.0]], [[-1.0], [1.0]])})
+    if callable(source):  # defined between the given points and nowhere else
+        held = lambda x: np.where((x[:, 0] >= 0.01) & (x[:, 0] <= 0.99), source(x), np.nan)  # noqa: E731
+        known = {x: float(source(np.asarray([[x]]))[0]) for x in points.interior(1)[:, 0].tolist()}
+        assert pinn.Helmholtz(points, 1.0, held, **more).field_scale == pytest.approx(scale)
+        table = pinn.Helmholtz(
+            points, 1.0, lambda x: np.asarray([known[p] for p in x[:, 0].tolist()]), **more
+        )
+        assert table.field_scale == 1e5
 
 
 def test_seeds_and_cycles_give_the_points():

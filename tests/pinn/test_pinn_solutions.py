@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 
@@ -86,6 +90,27 @@ def test_the_hard_disk_is_hard(k):
     normal = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     solution = solutions.hard_disk(k, 0.7, (0.1, -0.2), total=True)
     assert np.max(np.abs(solution.normal(np.asarray([0.1, -0.2]) + 0.7 * normal, normal))) < 1e-9 * k
+
+
+def test_more_orders_than_floats_hold_change_nothing():
+    """Hankel functions of high order are infinite, their terms were NaN."""
+    x = np.asarray([[0.5, 0.0], [0.0, -0.9], [2.0, 2.0]])
+    few, many = solutions.hard_disk(6.0, 0.5), solutions.hard_disk(6.0, 0.5, orders=2000)
+    np.testing.assert_allclose(many(x), few(x), rtol=1e-12)
+    np.testing.assert_allclose(many.gradient(x), few.gradient(x), rtol=1e-11)
+
+
+def test_they_come_back_from_another_process():
+    """Their functions too, which were made in a function; so does a fit with them, below."""
+    x = np.asarray([[0.1], [0.7]])
+    exact = pickle.loads(pickle.dumps(solutions.two_media(10.0, right=20.0, interface=0.5)))
+    own = solutions.two_media(10.0, 20.0, 0.5)
+    for name in ("value", "wavenumber", "source", "gradient"):
+        copied = pickle.loads(pickle.dumps(getattr(own, name)))
+        np.testing.assert_array_equal(copied(x), getattr(own, name)(x))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(own.impedance))(x, x), own.impedance(x, x))
+    np.testing.assert_array_equal(copy.deepcopy(exact)(x), own(x))
+    assert str(inspect.signature(solutions.green)).startswith("(wavenumber: ")
 
 
 def test_bad_input_is_named():

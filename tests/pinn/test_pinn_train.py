@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import warnings
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from scanfield import optimize, pinn
 from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.pinn import checkpoint
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import to_host
 from scanfield.pinn.sampling import RULES
@@ -120,6 +123,45 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, library, xp, device, o
     assert whole.history == resumed.history and whole.iterations == resumed.iterations == 30
     moved = whole.history[-1].weights
     assert (set(moved.values()) == {1.0}) == (optimizer == "lm")
+
+
+def test_a_network_can_be_pickled_and_copied(xp, device):
+    """It held its namespace, a module."""
+    network = net(xp=xp, device=device)
+    for again in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
+        assert again.xp is network.xp and again.library == network.library
+        np.testing.assert_array_equal(to_host(again.flatten()), to_host(network.flatten()))
+
+
+def test_a_fit_can_be_pickled_and_copied():
+    """A problem held functions that were made on the way."""
+    exact = pinn.solutions.plane_wave(5.0)
+    problem = pinn.Helmholtz(
+        pinn.Interval(0, 1), 5.0, 0.0,
+        [pinn.Dirichlet(1.0, where="left", hard=True), pinn.Impedance(exact.impedance, where="right")],
+    )  # fmt: skip
+    fit = pinn.train(problem, net(), points=16, optimizer="adam", iterations=2, held_out=16)
+    x = np.asarray([[0.0], [0.3], [1.0]])
+    for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
+        np.testing.assert_array_equal(again.field(x), fit.field(x))
+        assert again.history == fit.history
+        assert len(again.problem.terms(again.problem.draw(4))) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_fit(tmp_path, monkeypatch):
+    """Said once, by the file's name; what was written before stays."""
+    settings = {"points": 16, "optimizer": "lm", "checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    pinn.train(line(), net(), iterations=1, **settings)
+    before = (tmp_path / "run").read_bytes()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.warns(RuntimeWarning, match=r"checkpoint = .*run'.*No space left on device") as caught:
+        fit = pinn.train(line(), net(), iterations=4, **settings)
+    assert len(caught) == 1 and fit.iterations == 4 and "run" in fit.warnings[-1]
+    assert (tmp_path / "run").read_bytes() == before
 
 
 def test_interrupting_keeps_the_best(tmp_path):
@@ -395,6 +437,56 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
             resume=path,
         )
     assert to_host(net().flatten()).shape == (net().size,)
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
+    """Functions included: what they give at the points is compared, to nine digits; more iterations are the same run."""
+    path, where = tmp_path / "run", {"points": 20, "boundary": 2}
+
+    def problem(k=5.0, f=2.0, g=1.0, values=(1.0,), ratio=0.5, cut=0.5, **settings):
+        return pinn.Helmholtz(
+            pinn.Interval(0, 1), lambda x: k + 0 * x[:, 0], lambda x: f * x[:, 0],
+            [pinn.Dirichlet(lambda x: g + 0 * x[:, 0], where="left"), pinn.Sommerfeld(where="right"),
+             pinn.Interface(pinn.Interval(0, cut), ratio)],
+            pinn.Data([[0.3]], values), **settings,
+        )  # fmt: skip
+
+    def fixed(seed=0):
+        return pinn.Network.create(
+            pinn.FourierFeatures(1, 6, scale=2.0, seed=seed, trainable=False), hidden=[]
+        )
+
+    adam = optimize.Adam(optimize.Cosine(1e-3, 4))
+    pinn.train(problem(), fixed(), optimizer=adam, iterations=4, checkpoint=path, checkpoint_every=2, **where)
+    for other, network, optimizer, words in (
+        (problem(k=6.0), fixed(), adam, "coefficient of u of 'equation'"),
+        (problem(k=5.0 + 1e-7), fixed(), adam, "coefficient of u of 'equation'"),
+        (problem(f=2.1), fixed(), adam, "target of 'equation'"),
+        (problem(g=0.9), fixed(), adam, "target of 'dirichlet left'"),
+        (problem(values=(0.9,)), fixed(), adam, "target of 'data'"),
+        (problem(ratio=0.6), fixed(), adam, "of 'interface, slope'"),
+        (problem(cut=0.6), fixed(), adam, "sample was"),
+        (problem(field_scale=2.0), fixed(), adam, "of 'equation'"),
+        (problem(), fixed(seed=1), adam, "frequencies of 'features'"),
+        (problem(), fixed(), optimize.Adam(optimize.Cosine(2e-3, 4)), "optimizers was"),
+        (problem(), fixed(), optimize.Adam(1e-3), "optimizers was"),
+    ):
+        with pytest.raises(StateError, match=words):
+            pinn.train(other, network, optimizer=optimizer, iterations=6, resume=path, **where)
+    longer = optimize.Adam(optimize.Cosine(1e-3, 6))
+    for same in (problem(), problem(k=5.0 * (1 + 1e-15))):
+        assert pinn.train(same, fixed(), optimizer=longer, iterations=6, resume=path, **where).iterations == 6
+    tensors, facts = checkpoint.read(path, "training")
+    for name in ("problem", "embedding", "optimizers"):
+        settings = {key: value for key, value in facts["settings"].items() if key != name}
+        checkpoint.write(tmp_path / "old", "training", tensors, facts | {"settings": settings})
+        with pytest.raises(StateError, match=f"no record of its {name}"):
+            pinn.train(problem(), fixed(), optimizer=adam, iterations=6, resume=tmp_path / "old", **where)
+    for odd in (3, {"equation": 3}, {"equation": {"target": "a"}}, {"equation": {"points": [10**400, 0, 0]}}):
+        settings = facts["settings"] | {"problem": odd}
+        checkpoint.write(tmp_path / "odd", "training", tensors, facts | {"settings": settings})
+        with pytest.raises(StateError, match="the problem differs in"):
+            pinn.train(problem(), fixed(), optimizer=adam, iterations=6, resume=tmp_path / "odd", **where)
 
 
 def test_an_exact_field_in_a_column_is_refused():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scanfield import tensorfile
 from scanfield.cli.console import progress, table
 from scanfield.errors import ArgumentError, BackendError, DeviceError
 
@@ -123,8 +125,12 @@ def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
     found = {"x": x, "field": fit.field(x)}
     if problem.exact is not None:
         found["exact"] = np.asarray(problem.exact(x))
-    with output.open("wb") as file:
-        np.savez(file, **found)
+    packed = io.BytesIO()
+    np.savez(packed, **found)
+    # A device is written into; a file is replaced when the new one is whole, the one that a link points at too.
+    special = output.exists() and not output.is_file()
+    with output.open("wb") if special else tensorfile.whole_file(output.resolve()) as file:
+        file.write(packed.getbuffer())
     print(f"field written to {output}")
     if plot is not None:
         fit.plot(plot, problem.exact)

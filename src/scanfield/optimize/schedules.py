@@ -107,5 +107,7 @@ class Exponential:
 
 def positive(name: str, value: Any) -> None:
     """ArgumentError unless `value` is a finite number above 0."""
-    if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
+    if not (
+        isinstance(value, int | float | numpy.integer | numpy.floating) and value > 0 and math.isfinite(value)
+    ):
         raise ArgumentError(f"{name} = {value!r}: it is a number above 0")

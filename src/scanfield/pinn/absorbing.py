@@ -18,7 +18,7 @@ import numpy as np
 from scanfield.errors import ArgumentError
 from scanfield.pinn.boundary import advised_class
 from scanfield.pinn.compound import Difference
-from scanfield.pinn.domains import Box, Domain
+from scanfield.pinn.domains import Box, Domain, check_where
 from scanfield.pinn.values import brief, check_positive
 
 __all__ = ["PML"]
@@ -51,6 +51,7 @@ class PML:
 
     def __post_init__(self) -> None:
         check_positive("width", self.width)
+        check_where(self.where)
         if not 0 < self.reflection < 1:
             raise ArgumentError(f"reflection = {brief(self.reflection)}: it lies between 0 and 1")
 
@@ -59,7 +60,7 @@ class PML:
         box = domain.outer if isinstance(domain, Difference) else domain
         if not isinstance(box, Box):
             raise ArgumentError(f"PML: a layer lies along the sides of a box, the domain is {domain!r}")
-        named = (
+        named = box.check_parts(
             box.parts if self.where is None else (self.where,) if isinstance(self.where, str) else self.where
         )
         for axis, (low, high) in enumerate(zip(box.lower, box.upper, strict=True)):
@@ -68,7 +69,7 @@ class PML:
                 raise ArgumentError(
                     f"width = {self.width}: the layers fill the whole of axis {axis}, {low} to {high}"
                 )
-        return box, box.check_parts(named)
+        return box, named
 
     def depth(self, domain: Domain, x: np.ndarray) -> np.ndarray:
         """How deep in the layer each point is along each axis, (n, d), negative on the low sides; 0 outside."""

@@ -92,6 +92,9 @@ def hard_ansatz(domain: Domain, conditions: list[Dirichlet]) -> Ansatz | None:
             values[part] = condition
     domain.distance(np.asarray([domain.lower]) * 0.5 + np.asarray([domain.upper]) * 0.5, tuple(values))
     given = list(values.values())
+    for condition in given:
+        if not callable(condition.value):  # a number, or an array, which no drawn points have
+            evaluate("value", condition.value, np.asarray([domain.lower]))
     constant = all(not callable(condition.value) for condition in given)
     if constant and all(condition.value == given[0].value for condition in given):
         number = given[0].value
@@ -122,8 +125,8 @@ def _line(domain: Box, values: dict[str, Dirichlet]) -> Extension:
     """The straight line between the values at both ends."""
     low, high = domain.lower[0], domain.upper[0]
     a, b = (
-        evaluate("value", values[part].value, np.asarray([[end]]))[0]
-        for part, end in (("left", low), ("right", high))
+        evaluate(f"value on {part!r}", values[part].value, *domain.surface(part, np.zeros((1, 0))))[0]
+        for part in ("left", "right")
     )
     slope = (b - a) / (high - low)
 

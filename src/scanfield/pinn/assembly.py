@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from scanfield.pinn import regions
 from scanfield.pinn.boundary import (
     Condition,
     Dirichlet,
@@ -140,9 +141,10 @@ def _interface(
     problem: Helmholtz, condition: Interface, rim: Surface, value_weight: float, slope_weight: float
 ) -> list[Term]:
     x, n = rim
-    nudge = 1e-6 * max(np.subtract(problem.domain.upper, problem.domain.lower))
-    # A step to either side says which region a side of the rim belongs to; the points stay on the rim.
-    inside, outside = (problem.chart(x + step) - step for step in (-nudge * n, nudge * n))
+    # A step to either side says which regions a side of the rim belongs to; the points stay on the rim.
+    sides = regions.both_sides(problem, rim)
+    inside, outside = (problem.chart(side) - (side - x) for side in sides)
+    within, without = _slopes(problem, *sides)
     one = np.ones(x.shape[0])
     return [
         _term(
@@ -155,11 +157,24 @@ def _interface(
         _term(
             problem,
             f"{condition.title}, slope",
-            [(x, Piece(inside, None, condition.ratio * n)), (x, Piece(outside, None, -n))],
+            [(x, Piece(inside, None, within * n)), (x, Piece(outside, None, -without * n))],
             None,
             slope_weight,
         ),
     ]
+
+
+def _slopes(problem: Helmholtz, inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What multiplies the slope on both sides of a rim, (n, 1) each: the ratios of the regions of that side alone.
+
+    (Those of regions that lie on both sides would multiply both. Where two regions touch, the rim is that of both.)
+    """
+    ratios = np.asarray([interface.ratio for interface in problem.interfaces])
+    here, there = regions.inside(problem, inside), regions.inside(problem, outside)
+    own = [
+        np.prod(np.where(member, ratios, 1.0), axis=1)[:, None] for member in (here & ~there, there & ~here)
+    ]
+    return own[0], own[1]
 
 
 def _term(

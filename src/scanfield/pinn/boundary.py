@@ -25,8 +25,8 @@ import numpy as np
 
 from scanfield.errors import ArgumentError
 from scanfield.keywords import advised
-from scanfield.pinn.domains import Domain
-from scanfield.pinn.solutions import Solution
+from scanfield.pinn.domains import Domain, check_where
+from scanfield.pinn.solution import Solution
 from scanfield.pinn.values import Value, brief, check_positive, evaluate
 
 __all__ = [
@@ -116,15 +116,10 @@ class Condition:
 
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
+        check_where(self.where)
         name: object = self.name
         if not isinstance(name, str):
             raise ArgumentError(f"name = {brief(name)}: a text is expected")
-        where: object = self.where
-        several = isinstance(where, tuple | list | set | frozenset)
-        if where is not None and not isinstance(where, str) and not (several and self.where):
-            raise ArgumentError(
-                f"where = {brief(where)}: the name of a part of the boundary, or several, is expected; None is all of it"
-            )
         self._check_solution()
 
     def _check_solution(self) -> None:
@@ -153,6 +148,10 @@ class Condition:
     def on(self, domain: Domain) -> tuple[str, ...]:
         """The parts of the boundary where it holds."""
         if self.where is None:
+            if not domain.parts:
+                raise ArgumentError(
+                    f"{self.title}: the domain has no boundary; PointSet(interior, {{name: ...}}) gives one"
+                )
             return domain.parts
         return domain.check_parts((self.where,) if isinstance(self.where, str) else self.where)
 
@@ -242,8 +241,9 @@ class Periodic(Condition):
 class Interface(Condition):
     """The rim of `region` inside the domain, where the wavenumber jumps: u and its normal slope are continuous.
 
-    `ratio` multiplies the slope inside the region (the ratio of densities in acoustics; 1: the slope itself is
-    continuous). The network sees the region's points moved away, so that the field's second derivatives may jump at the
+    `ratio` multiplies the slope inside the region (the ratio of densities in acoustics; 1: the slope itself is continuous).
+    At a rim that two regions share, and where they overlap, the slope of each side is multiplied by the ratios of all
+    regions there. The network sees the region's points moved away, so that the field's second derivatives may jump at the
     rim while it stays smooth on each side.
     """
 

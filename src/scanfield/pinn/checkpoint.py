@@ -48,7 +48,9 @@ def write(
     path: str | os.PathLike[str], kind: str, tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> None:
     """Write tensors and facts (what JSON can hold) to a file of this kind."""
-    text = json.dumps({"kind": kind, "version": _VERSION, "checksum": _checksum(tensors), "facts": facts})
+    text = json.dumps(
+        {"kind": kind, "version": _VERSION, "checksum": _checksum(tensors), "facts": facts}, default=_number
+    )
     held = {name: (value.dtype.name, value) for name, value in tensors.items()}
     tensorfile.write(path, held, {_KEY: text})
 
@@ -156,6 +158,13 @@ def architecture(network: Network) -> dict[str, Any]:
         "mean": list(embedding.mean),
         "scale": list(embedding.scale),
     }
+
+
+def _number(value: Any) -> Any:
+    """A scalar of NumPy as JSON holds it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no fact: numbers, texts, lists and mappings of them are")
 
 
 def _checksum(tensors: Mapping[str, np.ndarray]) -> str:

@@ -47,7 +47,7 @@ def diagnose(
     no condition holds on 'right'
     """
     # A field that nothing drives is the one to mend first: what drives it is often the condition that is missing.
-    zero = _zero(problem)
+    zero = _zero(problem, sample)
     found = [_few_points(problem, sample), _eigenvalue(problem), zero or uncovered(problem, network)]
     found.append(contradictions(problem))
     if network is not None:
@@ -132,20 +132,18 @@ def _eigenvalue(problem: Helmholtz) -> str:
     return ""
 
 
-def _zero(problem: Helmholtz) -> str:
-    if problem.data or problem.source_size > 0:
+def _zero(problem: Helmholtz, sample: Sample) -> str:
+    """Whether every value is zero at the points where it will be asked for."""
+    given = problem.domain.given
+    if any(np.any(measured.values) for measured in problem.data):
         return ""
-    for condition in problem.conditions:
-        if isinstance(condition, Dirichlet | Neumann | Robin | _Impedance):
-            value = condition.value
-            if not callable(value) and np.ndim(value) == 0:
-                if value != 0:
-                    return ""
-                continue
-            for part in condition.on(problem.domain):
-                surface = problem.domain.surface(part, np.full((1, problem.dimensions - 1), 0.3))
-                if np.any(evaluate("value", value, *surface, given=problem.domain.given) != 0):
-                    return ""
+    if problem.source_size > 0 or np.any(evaluate("source", problem.source, sample.interior, given=given)):
+        return ""
+    for condition, surface in zip(problem.conditions, sample.surfaces, strict=True):
+        if surface is None or not isinstance(condition, Dirichlet | Neumann | Robin | _Impedance):
+            continue
+        if np.any(problem.value_at("value", condition.value, surface)):
+            return ""
     return (
         "nothing drives the field: no source, no data, and no boundary value other than zero, so the zero field satisfies "
         "everything. Give a boundary condition with a value, a source or data."

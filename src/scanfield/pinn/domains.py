@@ -119,11 +119,23 @@ class Domain(ABC):
         """The names, or ArgumentError for one that the boundary does not have."""
         named = tuple(parts)
         for part in named:
+            if named.count(part) > 1:
+                raise ArgumentError(f"where = {named!r:.80}: {part!r:.40} stands twice")
             if part not in self.parts:
                 raise ArgumentError(
                     f"where = {part!r}: the boundary of {type(self).__name__} has {', '.join(map(repr, self.parts))}"
                 )
         return named
+
+
+def check_where(where: object) -> None:
+    """ArgumentError unless it is None, a name, or names of parts of a boundary: at least one."""
+    if where is None or isinstance(where, str):
+        return
+    if not isinstance(where, tuple | list) or not where or not all(isinstance(part, str) for part in where):
+        raise ArgumentError(
+            f"where = {where!r:.80}: the name of a part, a list of names, or None for the whole boundary is expected"
+        )
 
 
 class Box(Domain):

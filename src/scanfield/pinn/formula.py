@@ -12,6 +12,7 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -198,7 +199,7 @@ _WITH_NORMALS, _WITHOUT = _signature(True), _signature(False)
 
 def number(value: Any, name: str, parameters: Mapping[str, Any]) -> float:
     """A number of a problem file: itself, or a formula of the parameters alone."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | str):
         raise ArgumentError(f"{name} = {value!r:.80}: a number or a formula in quotes is expected")
     try:
         if isinstance(value, str):

@@ -11,6 +11,8 @@ fixed order. NumPy, PyTorch and CuPy.
 
 from __future__ import annotations
 
+import numpy
+
 from scanfield.arrays import Array, check_same_library, current_device_of, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn import layer_jets
@@ -218,12 +220,12 @@ def sub_out(a: Array, b: Array, out: Array, *, accumulate: bool = False) -> None
 
 
 def mul_scalar_out(a: Array, s: float, out: Array, *, accumulate: bool = False) -> None:
-    """out = a s, or out += a s; ``s`` a Python number."""
-    if not isinstance(s, int | float):
-        raise ArgumentError(f"s: expected a Python number, came {type(s).__name__}")
+    """out = a s, or out += a s; ``s`` a real number."""
+    if not isinstance(s, int | float | numpy.integer | numpy.floating):
+        raise ArgumentError(f"s: expected a real number, came {type(s).__name__}")
     steps = writable("out", out, {"a": a}, tuple(a.shape))
     with current_device_of(out):
-        steps.scale(a, s, out, accumulate)
+        steps.scale(a, float(s), out, accumulate)
 
 
 def tanh_deriv_mul_out(h: Array, g: Array, out: Array, *, accumulate: bool = False) -> None:

@@ -245,6 +245,10 @@ class Network:
             start = end
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the namespace, which is a module: the parameters say which one it is."""
+        return _remade, (self.parameters, self.embedding, self.activation)
+
     def __repr__(self) -> str:
         # Without hidden layers there is nothing that an activation acts on.
         activation = f"activation={self.activation!r}, " if self.layers > 1 else ""
@@ -252,6 +256,10 @@ class Network:
             f"Network({self.embedding!r}, widths={self.widths}, {activation}"
             f"{self.library} {self.dtype}, {self.size} parameters)"
         )
+
+
+def _remade(parameters: dict[str, Array], embedding: Embedding, activation: str) -> Network:
+    return Network(parameters, embedding=embedding, activation=activation)
 
 
 def _names(layers: int, trainable: bool) -> list[str]:

@@ -7,7 +7,7 @@
 | u | field | real, or complex where anything in the problem is |
 | k | `wavenumber` | radians per length: k, not k^2; a number, an array on given points, or a function of x; complex k: loss |
 | f | `source` | note the sign: -Lap u - k^2 u = s is f = -s |
-| U | `field_scale` | the largest boundary or data value, 1 where all are zero; the network is u / U |
+| U | `field_scale` | the largest boundary or data value, or what the source drives (`scales`); the network is u / U |
 | K | `reference` | the largest Re k |
 
 Everything here is stated on the host in float64; `Helmholtz.terms` gives the loss terms, which `place_terms` brings to a
@@ -17,7 +17,6 @@ These scales live in the weights: what is reported is the raw mean of |residual|
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,9 +25,9 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
-from scanfield.pinn import assembly
+from scanfield.pinn import assembly, regions, scales
 from scanfield.pinn.absorbing import PML
-from scanfield.pinn.ansatz import hard_ansatz
+from scanfield.pinn.ansatz import Ansatz, hard_ansatz
 from scanfield.pinn.boundary import (
     Condition,
     Dirichlet,
@@ -55,6 +54,7 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _FASTEST = 1e60  # what is squared twice stays finite
+_BESIDE = 1e-2  # of the driven field: values below it do not set its scale
 _SQUARES = 1e-150, 1e150  # what is squared, and divided by the square, stays a float
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
@@ -89,7 +89,8 @@ class Helmholtz:
     complex_field
         Whether the field is complex; None: it is where any number of the problem is.
     field_scale
-        U: the field is U times the network (and U is what sizes are measured by); None: from the data, as above.
+        U: the field is U times the network (and U is what sizes are measured by); None: from the values and the source, as
+        above.
 
     Functions take host points (n, d) and return (n,) numbers.
 
@@ -140,9 +141,25 @@ class Helmholtz:
         self.interfaces = [c for c in self.conditions if isinstance(c, Interface)]
         for condition in self.conditions:
             self._check(condition)
-        self.ansatz = hard_ansatz(domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
+        axes = [c.axis for c in self.conditions if isinstance(c, Periodic)]
+        if len(set(axes)) < len(axes):
+            raise ArgumentError(f"boundary: Periodic on the axes {axes}; one on each can hold")
+        self.ansatz = self._hard()
         self.unknowns = _unknowns(self)
+        _check_start(self)
         self._measure(complex_field, field_scale)
+        self.sheets = regions.Sheets.of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the ansatz, which holds functions made here and is made again: a fit may come from another process."""
+        return {name: value for name, value in self.__dict__.items() if name != "ansatz"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.ansatz = self._hard()
+
+    def _hard(self) -> Ansatz | None:
+        return hard_ansatz(self.domain, [c for c in self.conditions if isinstance(c, Dirichlet) and c.hard])
 
     # -- what the problem is -----------------------------------------------------------------------------------------
 
@@ -201,17 +218,19 @@ class Helmholtz:
                 found_complex |= g.dtype.kind == "c"
                 largest = float(np.max(np.abs(g)))
                 size = max(size, largest if isinstance(condition, Dirichlet) else largest / slope)
+        measured_size = 0.0
         for measured in self.data:
             found_complex |= measured.values.dtype.kind == "c"
-            size = max(size, float(np.max(np.abs(measured.values))))
-        if asked is not None and not isinstance(asked, bool):
+            measured_size = max(measured_size, float(np.max(np.abs(measured.values))))
+        size = max(size, measured_size)
+        if asked is not None and not isinstance(asked, bool | np.bool_):
             raise ArgumentError(f"complex_field = {brief(asked)}: True, False or None is expected")
-        if asked is False and found_complex:
+        if asked is not None and not asked and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
-        # Without values to go by the field is taken to be of order one; rounding, beside what the source drives, is none.
-        driven = self.source_size / max(self.reference, math.pi / longest) ** 2
-        self.field_scale = size if size > max(1e-8 * driven, 1 / _FASTEST) else 1.0
+        # Values say how large the field is, unless a source drives one beside which they are nothing; data always do.
+        driven = 0.0 if measured_size else scales.driven(self, probe, f)
+        self.field_scale = size if size > max(_BESIDE * driven, 1 / _FASTEST) else driven or 1.0
         if scale is not None:
             check_positive("field_scale", scale)
             self.field_scale = float(scale)
@@ -220,8 +239,8 @@ class Helmholtz:
         laplace = self.field_scale / longest**2
         if self.equation_scale < 1e-100 * laplace:  # k = 0, or as good as that
             self.equation_scale = laplace
-        scales = {"field": self.field_scale, "slope": self.slope_scale, "equation": self.equation_scale}
-        for name, found in scales.items():
+        sizes = {"field": self.field_scale, "slope": self.slope_scale, "equation": self.equation_scale}
+        for name, found in sizes.items():
             if not _SQUARES[0] < found < _SQUARES[1]:
                 raise ArgumentError(
                     f"values, source or field_scale: the {name} has the size {found:.3g}, whose square leaves the floats; "
@@ -241,6 +260,11 @@ class Helmholtz:
                 )
         else:
             condition.on(self.domain)
+            if isinstance(condition, Impedance | Sommerfeld) and _is_array(self.wavenumber):
+                raise ArgumentError(
+                    f"wavenumber is an array, at the points inside: {condition.title!r} needs it on the boundary too; give a "
+                    "number or a function of x"
+                )
 
     def value_at(self, name: str, value: Value, surface: Surface) -> np.ndarray:
         """A condition's value on a surface, (n,)."""
@@ -295,15 +319,12 @@ class Helmholtz:
     # -- the field ---------------------------------------------------------------------------------------------------
 
     def chart(self, x: np.ndarray) -> np.ndarray:
-        """Where the network sees the points x: those in the region of an interface are moved beside the domain."""
+        """Where the network sees the points x: those in regions of interfaces are moved beside the domain, see `regions`."""
         if not self.interfaces:
             return x
         moved = x.copy()
-        low, high = np.asarray(self.domain.lower), np.asarray(self.domain.upper)
-        # A point on the domain's own boundary belongs to the region that it borders on.
-        inward = x + 1e-9 * (0.5 * (low + high) - x)
-        for number, interface in enumerate(self.interfaces, start=1):
-            moved[interface.region.contains(inward), 0] += number * 1.25 * (high[0] - low[0])
+        low, high = self.domain.lower[0], self.domain.upper[0]
+        moved[:, 0] += self.sheets.number(regions.inside(self, x)) * regions.APART * (high - low)
         return moved
 
     def field(self, network: Network, x: Any, *, chunk: int = 4096) -> np.ndarray:
@@ -329,6 +350,13 @@ def _listed(name: str, given: Any, kind: Any) -> list[Any]:
     if not isinstance(given, Iterable):
         raise ArgumentError(f"{name} is {brief(given)}: one, a list of them, or () for none is expected")
     return list(given)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether anything of it is an array of one number a point."""
+    if isinstance(value, Unknown):
+        return _is_array(value.times) or _is_array(value.plus)
+    return not callable(value) and np.ndim(value) > 0
 
 
 def _layer(conditions: list[Any], domain: Domain) -> PML | None:
@@ -372,11 +400,28 @@ def _unknowns(problem: Helmholtz) -> dict[str, float]:
     return found
 
 
+def _check_start(problem: Helmholtz) -> None:
+    """ArgumentError for a wavenumber that begins where k^2 does not follow it, and nothing else does."""
+    unknown = problem.wavenumber
+    if not isinstance(unknown, Unknown) or unknown.start != 0:
+        return
+    if any(isinstance(condition, Impedance | Sommerfeld) for condition in problem.conditions):
+        return
+    factor, rest = unknown.parts(problem.domain.interior(_PROBE, seed=0), given=problem.domain.given)
+    if rest is None or not np.any(factor * rest):
+        raise ArgumentError(
+            f"start = {unknown.start} of {unknown.name!r}: the equation has its square, whose slope is zero there, so it "
+            "would never move; give another first guess"
+        )
+
+
 def _data(given: Data, dimensions: int) -> Data:
     if not isinstance(given, Data):
         raise ArgumentError(f"data holds a {type(given).__name__}: Data(points, values) is expected")
     x, values = reals(f"points of {given.name!r}", given.points), np.asarray(given.values)
     if x.ndim != 2 or x.shape[1] != dimensions or x.shape[0] < 1:
         raise ShapeError(f"points of {given.name!r} have shape {x.shape}: (n, {dimensions}) is expected")
+    if not np.all(np.isfinite(x)):
+        raise ArgumentError(f"points of {given.name!r}: NaN or infinity")
     check_positive(f"weight of {given.name!r}", given.weight)
     return given._replace(points=x, values=evaluate(f"values of {given.name!r}", values, x, given=True))

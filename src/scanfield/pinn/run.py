@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from scanfield.arrays import Array
 from scanfield.errors import ShapeError, StateError
 from scanfield.pinn import checkpoint as storage
-from scanfield.pinn import stored
+from scanfield.pinn import fingerprint, stored
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import aliasing
 from scanfield.pinn.fit import Fit, Record
@@ -35,6 +36,8 @@ Callback = Callable[[Record, Network], Any]
 INTERRUPTED, CALLBACK, HELD_OUT, REACHED = "interrupted", "callback", "held-out", "tolerance"
 _CANDIDATES = 4  # for each point of an adaptive sample
 _WEIGHTS_EVERY = 10
+_COMPARED = ("problem", "embedding")
+"""Settings that are fingerprints: compared to nine digits."""
 
 
 @dataclass
@@ -81,6 +84,8 @@ class Run:
     now: Moment = field(init=False)
     reason: str = ""
     reducer: Reducer | None = None
+    told: list[str] = field(default_factory=list)
+    """Warnings of the training itself, in words."""
 
     def begin(self, sample: Sample) -> None:
         """At the network's own parameters."""
@@ -125,7 +130,7 @@ class Run:
                 self.reason = self._judge(line) or self.reason
             if self.checkpoint is not None and now.total % self.checkpoint_every == 0:
                 now.seconds = time.process_time() - started
-                self.store(self.checkpoint)
+                self._try_to_store(self.checkpoint)
             if self.reason != "iteration limit":
                 return
 
@@ -212,7 +217,7 @@ class Run:
             self.reason,
             now.total,
             now.seconds,
-            (*told, words) if words else told,
+            (*told, *self.told, *([words] if words else [])),
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -235,6 +240,18 @@ class Run:
             "settings": self.settings,
         }
         storage.write(path, "training", tensors, facts)
+
+    def _try_to_store(self, path: str | os.PathLike[str]) -> None:
+        """A full disk is told, the first time, and costs no training; what was written before stays."""
+        try:
+            self.store(path)
+        except OSError as error:
+            words = (
+                f"checkpoint = {os.fspath(path)!r}: it could not be written ({error}); the training went on"
+            )
+            if not any(found.startswith("checkpoint = ") for found in self.told):
+                self.told.append(words)
+                warnings.warn(words, RuntimeWarning, stacklevel=2)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint; StateError, and nothing changed, for one of another training."""
@@ -279,8 +296,18 @@ def _steps(state: Any) -> int:
 def _same_settings(path: Any, found: Any, own: dict[str, Any]) -> None:
     if not isinstance(found, dict):
         raise StateError(f"{path}: holds no settings of a training")
+    missing = [name for name in (*_COMPARED, "optimizers") if name not in found]
+    if missing:  # without it nobody can tell whether it is this training
+        raise StateError(
+            f"{path}: it has no record of its {missing[0]}, so an older scanfield wrote it, and whether it is this training "
+            "cannot be told; train anew"
+        )
     for name, value in own.items():
-        if found.get(name) != value:
+        if name in _COMPARED:
+            words = fingerprint.difference(found[name], value)
+            if words:
+                raise StateError(f"{path}: the {name} differs in {words}: another training")
+        elif found.get(name) != value:
             raise StateError(
                 f"{path}: {name} was {found.get(name)!r:.80} there and is {value!r} here: another training"
             )

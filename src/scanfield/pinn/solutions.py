@@ -18,16 +18,17 @@ Time convention exp(-i omega t), so that outgoing waves are exp(+ikr). Each solv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from scanfield.errors import ArgumentError, ShapeError
+from scanfield.errors import ArgumentError
 from scanfield.pinn.extras import need
-from scanfield.pinn.values import brief
+from scanfield.pinn.solution import Solution, remembered
+from scanfield.pinn.values import brief, check_positive
 
+_LARGEST = 1e250  # leaves room for the factor of an order and for points a rounding inside
 _MOST_ORDERS = 2000  # of a series: far above what a network follows
 
 __all__ = [
@@ -41,45 +42,8 @@ __all__ = [
     "two_media",
 ]
 
-Function = Callable[[np.ndarray], np.ndarray]
 
-
-@dataclass(frozen=True)
-class Solution:
-    """A field known in closed form. Functions take points (n, d) on the host and return (n,) or, the gradient, (n, d).
-
-    Call it for the field. `normal(x, normals)` is its derivative along normals, for Neumann and impedance data.
-
-    Examples
-    --------
-    >>> wave = plane_wave(2.0, (1.0,))
-    >>> wave(np.asarray([[0.0]]))
-    array([1.+0.j])
-    >>> wave.normal(np.asarray([[0.0]]), np.asarray([[-1.0]]))
-    array([0.-2.j])
-    """
-
-    name: str
-    dimensions: int
-    wavenumber: float | complex | Function
-    value: Function
-    gradient: Function
-    source: Function
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The field at points (n, d)."""
-        return self.value(_points(x, self.dimensions))
-
-    def normal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """The derivative along `normals`, (n, d) each."""
-        return np.asarray(np.sum(self.gradient(_points(x, self.dimensions)) * normals, axis=1))
-
-    def impedance(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """d_n u - i k u, the data of an impedance condition."""
-        k = self.wavenumber(x) if callable(self.wavenumber) else self.wavenumber
-        return np.asarray(self.normal(x, normals) - 1j * k * self(x))
-
-
+@remembered
 def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,)) -> Solution:
     """exp(i k direction . x) in as many dimensions as `direction` has numbers; it is scaled to length 1."""
     vector = np.asarray(direction, dtype=np.float64)
@@ -96,13 +60,14 @@ def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,))
     )
 
 
+@remembered
 def green(wavenumber: float, source: Sequence[float]) -> Solution:
     """The field of a point source in free space, in as many dimensions as `source` has numbers; infinite at the source.
 
     In one dimension the field is finite and its slope jumps by -1 there.
     """
-    k, place = wavenumber, np.asarray(source, dtype=np.float64)
-    _positive("wavenumber", k)
+    check_positive("wavenumber", wavenumber)
+    k, place = float(wavenumber), np.asarray(source, dtype=np.float64)
     if place.ndim != 1 or place.shape[0] not in (1, 2, 3):
         raise ArgumentError(f"source = {brief(source)}: one to three numbers")
     d = place.shape[0]
@@ -136,10 +101,11 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
     return Solution("point source", d, k, value, gradient, _no_source)
 
 
+@remembered
 def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
     """J_m(k r) exp(i m theta) in two dimensions, m = `order`."""
-    k, m = wavenumber, _order("order", order, -_MOST_ORDERS)
-    _positive("wavenumber", k)
+    check_positive("wavenumber", wavenumber)
+    k, m = float(wavenumber), _order("order", order, -_MOST_ORDERS)
 
     def polar(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.linalg.norm(x, axis=1), np.arctan2(x[:, 1], x[:, 0])
@@ -162,6 +128,7 @@ def cylindrical_mode(wavenumber: float, order: int = 0) -> Solution:
     return Solution("cylindrical mode", 2, k, value, gradient, _no_source)
 
 
+@remembered
 def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "sin") -> Solution:
     """prod_i sin(a_i pi x_i) (zero at x_i = 0, 1 for whole a_i), or cosines (zero slope there). A real field."""
     frequencies = np.pi * np.asarray(a, dtype=np.float64)
@@ -170,6 +137,9 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
         raise ArgumentError(f"a = {brief(a)}: one to three numbers")
     inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
+    wavenumber = (
+        wavenumber.item() if isinstance(wavenumber, np.generic) else wavenumber
+    )  # not in its own precision
     factor = wavenumber * wavenumber - float(
         np.sum(frequencies * frequencies)
     )  # a power would raise where it overflows
@@ -190,9 +160,11 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     )
 
 
+@remembered
 def airy(offset: float, slope: float) -> Solution:
     """Ai(t) - i Bi(t), t = -slope^(-2/3) (offset + slope x): one dimension, k^2 = offset + slope x, slope > 0."""
-    _positive("slope", slope)
+    check_positive("slope", slope)
+    offset, slope = float(offset), float(slope)
     scale = slope ** (-2.0 / 3.0)
 
     def evaluated(x: np.ndarray, derivative: int) -> np.ndarray:
@@ -215,13 +187,15 @@ def airy(offset: float, slope: float) -> Solution:
     )
 
 
+@remembered
 def two_media(left: float, right: float, interface: float = 0.0) -> Solution:
     """A wave exp(i k1 (x - s)) from the left meets wavenumber k2 at x = s, in one dimension.
 
     Reflected: (k1 - k2)/(k1 + k2); transmitted: 2 k1/(k1 + k2). The field and its slope are continuous.
     """
     for name, k in (("left", left), ("right", right)):
-        _positive(name, k)
+        check_positive(name, k)
+    left, right = float(left), float(right)  # unsigned integers of NumPy have no negative differences
     reflected, transmitted = (left - right) / (left + right), 2.0 * left / (left + right)
 
     def parts(x: np.ndarray, order: int) -> np.ndarray:
@@ -241,6 +215,7 @@ def two_media(left: float, right: float, interface: float = 0.0) -> Solution:
     )
 
 
+@remembered
 def hard_disk(
     wavenumber: float,
     radius: float,
@@ -254,12 +229,12 @@ def hard_disk(
     u = -sum_n i^n J_n'(ka)/H_n'(ka) H_n(kr) exp(i n theta), n = -orders .. orders (None: enough for double precision).
     With `total` the incident wave is in the field, and its normal derivative on the disk is zero.
     """
-    k, middle = wavenumber, np.asarray(center, dtype=np.float64)
-    _positive("wavenumber", k)
-    _positive("radius", radius)
+    check_positive("wavenumber", wavenumber)
+    check_positive("radius", radius)
+    k, radius, middle = float(wavenumber), float(radius), np.asarray(center, dtype=np.float64)
     if middle.shape != (2,):
         raise ArgumentError(f"center = {center!r:.40}: two numbers")
-    if not isinstance(total, bool):
+    if not isinstance(total, bool | np.bool_):
         raise ArgumentError(f"total = {total!r:.40}: True or False is expected")
     # The terms fall faster than exponentially once n is above ka.
     enough = k * radius + 12.0 * (k * radius) ** (1 / 3) + 12
@@ -268,13 +243,15 @@ def hard_disk(
             f"wavenumber * radius = {k * radius:.3g}: the series needs more than {_MOST_ORDERS} orders"
         )
     last = math.ceil(enough) if orders is None else _order("orders", orders, 0)
-    n = np.arange(-last, last + 1)
 
-    def coefficients() -> np.ndarray:
+    def series() -> tuple[np.ndarray, np.ndarray]:
+        """Orders and their coefficients."""
         special = need("scipy.special")
-        h1vp, jvp = special.h1vp, special.jvp
-
-        return np.asarray(-((1j) ** n) * jvp(n, k * radius) / h1vp(n, k * radius))
+        n = np.arange(-last, last + 1)
+        below = special.h1vp(n, k * radius)
+        # Far above ka the Hankel functions leave the floats, and their terms are nothing long before.
+        n, below = (values[np.isfinite(below) & (np.abs(below) < _LARGEST)] for values in (n, below))
+        return n, np.asarray(-((1j) ** n) * special.jvp(n, k * radius) / below)
 
     def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         away = x - middle
@@ -284,7 +261,8 @@ def hard_disk(
         hankel1 = need("scipy.special").hankel1
 
         away, r, theta = place(x)
-        field = np.sum(coefficients() * hankel1(n, k * r) * np.exp(1j * n * theta), axis=1)
+        n, coefficients = series()
+        field = np.sum(coefficients * hankel1(n, k * r) * np.exp(1j * n * theta), axis=1)
         return np.asarray(field + np.exp(1j * k * away[:, 0]) if total else field)
 
     def gradient(x: np.ndarray) -> np.ndarray:
@@ -292,7 +270,8 @@ def hard_disk(
         h1vp, hankel1 = special.h1vp, special.hankel1
 
         away, r, theta = place(x)
-        terms = coefficients() * np.exp(1j * n * theta)
+        n, coefficients = series()
+        terms = coefficients * np.exp(1j * n * theta)
         radial = np.sum(terms * k * h1vp(n, k * r), axis=1)
         turning = np.sum(terms * 1j * n * hankel1(n, k * r), axis=1) / r[:, 0]
         c, s = away[:, 0] / r[:, 0], away[:, 1] / r[:, 0]
@@ -308,13 +287,6 @@ def _no_source(x: np.ndarray) -> np.ndarray:
     return np.zeros(x.shape[0])
 
 
-def _points(x: np.ndarray, dimensions: int) -> np.ndarray:
-    points = np.asarray(x, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] != dimensions:
-        raise ShapeError(f"x has shape {points.shape}: (n, {dimensions}) is expected")
-    return points
-
-
 def _order(name: str, value: Any, least: int) -> int:
     if (
         isinstance(value, bool)
@@ -323,8 +295,3 @@ def _order(name: str, value: Any, least: int) -> int:
     ):
         raise ArgumentError(f"{name} = {brief(value)}: an integer from {least} to {_MOST_ORDERS} is expected")
     return int(value)
-
-
-def _positive(name: str, value: Any) -> None:
-    if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
-        raise ArgumentError(f"{name} = {brief(value)}: it is a number above 0")

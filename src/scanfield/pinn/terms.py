@@ -19,6 +19,7 @@ Two pieces couple two sets of points: the ends of a period, the sides of an inte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from scanfield.arrays import COMPLEX_OF, Array, Namespace, check_same_library, dtype_name, is_complex
@@ -201,7 +202,7 @@ def _checked_dependences(term: Term) -> tuple[Dependence, ...]:
                 "give one for each, None where the piece has none"
             )
         power: object = dependence.power
-        if isinstance(power, bool) or not isinstance(power, int) or power < 1:
+        if isinstance(power, bool) or not isinstance(power, Integral) or int(power) < 1:
             raise ArgumentError(
                 f"{term.name}: wavenumber has power {power!r}; allowed is an integer of at least 1"
             )

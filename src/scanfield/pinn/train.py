@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn import checkpoint as storage
+from scanfield.pinn import fingerprint
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.fit import Fit
@@ -79,7 +82,8 @@ def train(
     record, callbacks, progress
         A `Record` is kept, and callbacks are called, after so many iterations; None shows a bar on a terminal.
     checkpoint, checkpoint_every, resume
-        A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened.
+        A file that is written every so many iterations, and one to go on from: bit for bit, as if nothing had happened. A
+        file that cannot be written is told in a `RuntimeWarning`, once, and in `Fit.warnings`; the training goes on.
     chunk
         Rows that go through the network together.
     reducer
@@ -98,7 +102,8 @@ def train(
     ArgumentError, ShapeError
         A setting out of range, or a network that does not fit the problem.
     StateError
-        A checkpoint that is truncated, foreign, or of another training.
+        A checkpoint that is truncated, foreign, or of another training: other settings, optimisers, fixed frequencies, or
+        another problem, by what its functions give at the points.
 
     What is likely to spoil the field is told in a `DiagnosisWarning`, and in `Fit.warnings`.
 
@@ -120,6 +125,17 @@ def train(
         checkpoint_every=checkpoint_every, chunk=chunk,
     )  # fmt: skip
     _check_callbacks(callbacks)
+    _check_reducer(reducer)
+    # Plain integers from here on, whatever library they came from: a checkpoint writes them down.
+    points, seed, chunk = (
+        check_count("points", points),
+        check_count("seed", seed, 0),
+        check_count("chunk", chunk),
+    )
+    boundary = None if boundary is None else check_count("boundary", boundary)
+    held_out = None if held_out is None else check_count("held_out", held_out)
+    resample, patience = (None if count is None else int(count) for count in (resample, patience))
+    record, checkpoint_every, adaptive = int(record), int(checkpoint_every), bool(adaptive)
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
     if reducer is not None and weights != "fixed":
@@ -140,15 +156,18 @@ def train(
         "points": points, "boundary": boundary, "sampling": sampling, "seed": seed, "weights": weights,
         "resample": resample, "adaptive": adaptive, "record": record, "chunk": chunk, "held_out": watched,
         "stages": [stage.name for stage in stages], "architecture": storage.architecture(network),
-        "sample": sample.checksum,
+        "sample": sample.checksum, "optimizers": [fingerprint.of_optimizer(stage.optimizer) for stage in stages],
     }  # fmt: skip
+    if checkpoint is not None or resume is not None:  # the problem's functions are asked once more
+        run.settings["problem"] = fingerprint.of_terms(problem.terms(sample))
+        run.settings["embedding"] = {"features": fingerprint.of_embedding(network.embedding)}
     run.begin(sample)
     if resume is not None:
         run.restore(resume)
     with shown(sum(stage.iterations for stage in stages), progress) as tick:
         run.go(tick)
     fit = run.fit(tuple(told))
-    if fit.warnings != tuple(told):
+    if len(fit.warnings) > len(told) + len(run.told):
         warnings_module.warn(fit.warnings[-1], DiagnosisWarning, stacklevel=3)
     return fit
 
@@ -219,12 +238,19 @@ def _check(
         raise ArgumentError(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
-    if not isinstance(adaptive, bool):
+    if not isinstance(adaptive, bool | np.bool_):
         raise ArgumentError(f"adaptive = {brief(adaptive)}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
         raise ArgumentError(f"tolerance = {brief(tolerance)}: a number of at least 0 is expected")
+
+
+def _check_reducer(reducer: object) -> None:
+    if reducer is not None and not callable(getattr(reducer, "build", None)):
+        raise ArgumentError(
+            f"reducer is a {type(reducer).__name__}: None or a reducer is expected, such as pinn.InTurn(2)"
+        )
 
 
 def _check_callbacks(callbacks: object) -> None:
