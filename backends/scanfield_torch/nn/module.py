@@ -169,11 +169,13 @@ class Module(torch.nn.Module):
                 chance |= {joined(ours, name): draw for name, draw in module._chance.items()}
         self._chance = chance
         place: dict[str, Any] = {} if device is None else {"device": torch.device(device)}
+        if dtype is not None and values:  # as the dtype itself, also where its name was given
+            place["dtype"] = next(iter(values.values())).dtype
         for module in adopted.values():
             own = [*module.parameters()]
-            if place and own and all(parameter.is_meta for parameter in own):
-                module.to_empty(**place)
-            module.to(**place, **({} if dtype is None else {"dtype": next(iter(values.values())).dtype}))
+            if "device" in place and own and all(parameter.is_meta for parameter in own):
+                module.to_empty(device=place["device"])
+            module.to(**place)
         tensors = self._tensors()
         with torch.no_grad():
             for name in anew:
