@@ -107,7 +107,7 @@ def test_logits_gradients_and_pieces(name, monkeypatch):
         assert float((found_gradients[parameter] - gradient).abs().max()) <= 1e-4 * size, parameter
     with torch.no_grad():
         assert torch.equal(logits(model(ids)), want)
-    assert not _hooked._frames.open
+    assert not _hooked.frames.running()
 
 
 def layer_of(model, name):
