@@ -54,11 +54,12 @@ def _is(draw: Draw, tensor: Tensor) -> bool:
     if tensor.is_meta:
         return True
     here = tensor.detach().cpu()
-    return any(torch.equal(here, numbers.to(here.dtype)) for numbers in _numbers(draw))
+    return any(torch.equal(here, drawn.to(here.dtype)) for drawn in numbers(draw))
 
 
-def _numbers(draw: Draw) -> Iterator[Tensor]:
+def numbers(draw: Draw) -> Iterator[Tensor]:
     """As they are made in float64, and by way of float32, from where ``.double()`` may have brought them."""
-    drawn: Any = torch.as_tensor(drawing.numbers(*draw), dtype=torch.float64)
+    # Whatever the default device is.
+    drawn: Any = torch.as_tensor(drawing.numbers(*draw), dtype=torch.float64, device="cpu")
     yield drawn
     yield drawn.float()

@@ -21,7 +21,7 @@ from scanfield.layers.checkpoint import host, upstream
 from scanfield.layers.convolution import read_bounds
 from scanfield.layers.layer import check_token
 from scanfield.layers.tape import joined
-from scanfield_torch.nn.chance import Draw, draws, untouched
+from scanfield_torch.nn.chance import Draw, draws, numbers, untouched
 
 Tensor = torch.Tensor
 
@@ -144,12 +144,13 @@ class Module(torch.nn.Module):
             if name not in owner._parameters:
                 owner.register_parameter(name, torch.nn.Parameter(values[ours]))
         if adopted:
-            self._inherit(adopted, values, stated, device, dtype)
+            self._inherit(adopted, values, draws(layer, seed, scheme), stated, device, dtype)
 
     def _inherit(
         self,
         adopted: Mapping[str, Module],
         values: Mapping[str, Tensor],
+        drawn: Mapping[str, Draw],
         stated: bool,
         device: Any,
         dtype: Any,
@@ -179,7 +180,12 @@ class Module(torch.nn.Module):
         tensors = self._tensors()
         with torch.no_grad():
             for name in anew:
-                tensors[name].copy_(values[name])
+                fresh = values[name]
+                if (
+                    fresh.is_meta and not tensors[name].is_meta
+                ):  # "meta" is the default device, not that of the module
+                    fresh = next(numbers(drawn[name]))
+                tensors[name].copy_(fresh)
 
     def reset_parameters(self, seed: int | None = None, scheme: str = "uniform") -> None:
         """Draw all parameters anew, in place: as in the constructor, and after ``to_empty`` of a module on "meta"."""
