@@ -53,10 +53,10 @@ def real_number(name: str, value: Any) -> float:
     """A number, or an array without axes, on the host; DtypeError for a complex one."""
     if isinstance(value, complex) and not hasattr(value, "dtype"):
         raise DtypeError(
-            f"{name}: a complex number is not taken; allowed is a real one, as only these have an order"
+            f"{name}: a complex number is not taken; allowed is a real one: only these have an order"
         )
     if hasattr(value, "dtype"):
-        check_real(name, value, "as only real numbers have an order")
+        check_real(name, value, "only real numbers have an order")
     return float(detached(value))
 
 
@@ -67,4 +67,4 @@ def check_real(name: str, array: Array, mend: str) -> None:
             allowed = floating_names(library_of(array, name).name)
         except TypeError:  # a scalar of NumPy
             allowed = floating_names("numpy")
-        raise DtypeError(f"{name}: dtype {dtype} is not taken; allowed are {', '.join(allowed)}, {mend}")
+        raise DtypeError(f"{name}: dtype {dtype} is not taken; allowed are {', '.join(allowed)}; {mend}")

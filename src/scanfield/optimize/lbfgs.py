@@ -209,4 +209,4 @@ def _evaluated(function: LossAndGradient, x: Array) -> tuple[float, Array]:
     return real_number("loss", value), kept(gradient)
 
 
-_REAL = "as x is real: the derivatives of the loss by the entries of x"
+_REAL = "x is real, and so are the derivatives of the loss by its entries"

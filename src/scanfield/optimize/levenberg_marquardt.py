@@ -248,7 +248,7 @@ def sum_of_squares(r: Array) -> float:
     return float(xp.sum(r * r))
 
 
-_SPLIT = "so split a complex one: xp.concat([xp.real(r), xp.imag(r)]), and its Jacobian alike"
+_SPLIT = "split a complex one: xp.concat([xp.real(r), xp.imag(r)]), and its Jacobian alike"
 
 
 def _check_normal(found: Normal, x: Array) -> None:
