@@ -1,8 +1,8 @@
 """Whether one of torch's transforms is at work that a compiled scan knows nothing of.
 
 Under ``torch.func`` (grad, vjp, jvp, vmap and their mixes) and forward-mode derivatives only plain operations are
-right: an operator of our own raises there or, under forward mode, gives tangents of zero without a word. This is the
-only place that asks torch for what it keeps private.
+right: an operator of our own raises there or, under forward mode, gives tangents of zero without a word. This and
+``scanfield.optimize.given`` are the only places that ask torch for what it keeps private.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ def test_a_field_is_told_and_drawn(monkeypatch, capsys, tmp_path: Path, error: f
 
     class Fit:
         network = SimpleNamespace(size=1234)
+        reason = "gradient"
 
         def __str__(self) -> str:
             return "stopped"
@@ -94,6 +95,10 @@ def test_a_field_is_told_and_drawn(monkeypatch, capsys, tmp_path: Path, error: f
     said = capsys.readouterr().out
     assert "A square\n1234 parameters, stopped" in said and f"relative L2 error {error:.1e}" in said
     assert (tmp_path / "plots" / "helmholtz.png").read_text() == "exact"
+    Fit.reason = "interrupted"  # a training that Ctrl-C has ended returns what it has; the demo ends too
+    with pytest.raises(KeyboardInterrupt):
+        demo.helmholtz(tmp_path / "no plots")
+    assert not (tmp_path / "no plots").exists()
 
 
 @pytest.mark.parametrize("false", [None, "agree", "forecast", "field"])

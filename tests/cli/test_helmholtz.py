@@ -265,6 +265,10 @@ def test_formulas_are_arithmetic_and_nothing_else():
         number("log(0)", "k", {})
 
 
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def test_published_problems_are_beaten(capsys, monkeypatch):
     """The quick entries; each reference value is above ours by far."""
     quick = [
@@ -281,5 +285,13 @@ def test_published_problems_are_beaten(capsys, monkeypatch):
         (shown,) = [line for line in out.splitlines() if line.startswith(f"{row.entry.title} ")]
         assert f"{row.error:.1e}" in shown and shown.count(row.entry.reference) == 1
         assert row.entry.source in shown
+    # An interrupt ends it, in a training that returns what it has too: that is no row.
+    monkeypatch.setattr(
+        "scanfield.pinn.reproduce.reproduce", lambda done: (done(rows[0]), reproduce(quick))[1]
+    )
+    monkeypatch.setattr("scanfield.pinn.run.Run._stage", _interrupt)
+    status, out, err = _run(capsys, "--reproduce", "--quiet")
+    assert status == 130 and err == "scanfield helmholtz: interrupted\n"
+    assert len(out.splitlines()) == 3 and f"{rows[0].error:.1e}" in out
     for row in rows:
         assert row.error < 0.05 * float(row.entry.reference.split()[0]) and row.parameters > 0

@@ -216,6 +216,44 @@ def test_a_disk_that_is_full_and_ctrl_c_outside_the_training(tmp_path, capsys, m
     assert status == 130 and err == "scanfield helmholtz: interrupted\n"
 
 
+def test_ctrl_c_in_the_training_is_status_130(tmp_path, capsys, monkeypatch):
+    """The field as it is then goes where it was asked for, not over an older one."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scanfield.pinn.run.Run._stage", interrupted)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = _run(tmp_path, capsys, GOOD)
+    assert status == 130 and err == "scanfield helmholtz: interrupted\n" and ": interrupted; loss" in out
+    assert np.load(tmp_path / "field.npz")["field"].size
+    assert cli.main(["helmholtz", "mine.toml", "--quiet"]) == 130
+    assert "field written to mine.npz" in capsys.readouterr().out
+    older = tmp_path / "mine.npz"
+    older.write_bytes(b"older")
+    assert cli.main(["helmholtz", "mine.toml", "--quiet"]) == 130
+    assert "no field is written: one of that name is there already" in capsys.readouterr().out
+    assert older.read_bytes() == b"older"
+
+
+def test_no_file_of_a_call_is_written_over_another(tmp_path, capsys):
+    """Nor is anything trained for a file that cannot be written; what was there stays, and nothing is left behind."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    (tmp_path / "mine.toml").write_text(GOOD)
+    (tmp_path / "link.npz").symlink_to(tmp_path / "mine.toml")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for words, said in (
+        (("--output", str(tmp_path / "link.npz")), "is the file of PROBLEM too"),
+        (("--output", str(tmp_path / "x.png"), "--plot", f"{tmp_path}/./x.png"), "is the file of --plot too"),
+        (("--output", str(tmp_path / "x.npz" / ".." / "n" / "x.npz")), "there is no folder"),
+        (("--output", "/proc/x.npz"), "/proc"),
+    ):
+        status, out, err = _run(tmp_path, capsys, GOOD, *words)
+        assert status == 2 and said in err and len(err.splitlines()) == 1 and "stopped" not in out, words
+    assert (tmp_path / "mine.toml").read_text() == GOOD
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def _run(tmp_path, capsys, text, *words):
     path = tmp_path / "mine.toml"
     path.write_text(text)

@@ -160,6 +160,17 @@ def test_progress_is_for_terminals(monkeypatch):
     assert "three" not in shown[True, False]
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_is_no_fault(monkeypatch, capsys, closed):
+    """Python has None in its place then; the status is that of what was found, and the other stream has its words."""
+    monkeypatch.setattr(sys, closed, None)
+    assert main(["check", "--operation", "linear_scan", "--library", "numpy"]) == 0
+    assert main(["info", "--why", "nothing"]) == 2
+    assert getattr(sys, closed) is None
+    told = capsys.readouterr()
+    assert bool(told.out) == (closed == "stderr") and bool(told.err) == (closed == "stdout")
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_terminal_with_rich_has_a_bar(monkeypatch, training):
     """Of the steps of a command, and of the iterations of a training."""

@@ -239,6 +239,24 @@ KDA = (D["q"], D["k"], D["v"], D["g"], D["beta"])
 
 
 @pytest.mark.parametrize(
+    "name", [name for name in CALLS if "gdn2" in name or "kda" in name or "gated_delta_rule" in name]
+)
+def test_parameters_of_a_gate_that_is_not_asked_for_are_refused(name):
+    """Nothing that upstream ignores is ignored here."""
+    function, (gates, _) = getattr(compat, name), CALLS[name]
+    given = {word: D[word] for word in ("q", "k", "v")} | {word: D[key] for word, key in gates.items()}
+    bound = {} if "gated_delta_rule" in name else {"lower_bound": -1.0}
+    for word, value in ({"A_log": np.zeros(VH), "dt_bias": np.zeros(VH)} | bound).items():
+        with pytest.raises(scanfield.ArgumentError, match=f"^{word}: .*use_gate_in_kernel=False"):
+            function(**given, **{word: value})
+    if name == "fused_recurrent_gated_delta_rule":
+        del given["beta"]
+        for word in ("use_beta_sigmoid_in_kernel", "allow_neg_eigval"):
+            with pytest.raises(scanfield.ArgumentError, match=f"^beta: None, which is 1; {word}=True"):
+                function(**given, **{word: True})
+
+
+@pytest.mark.parametrize(
     ("call", "error", "text"),
     [
         (lambda: compat.fused_recurrent_gated_delta_rule(*GDN), scanfield.ShapeError, "gk: .*is it beta"),

@@ -107,7 +107,7 @@ def test_logits_gradients_and_pieces(name, monkeypatch):
         assert float((found_gradients[parameter] - gradient).abs().max()) <= 1e-4 * size, parameter
     with torch.no_grad():
         assert torch.equal(logits(model(ids)), want)
-    assert not _hooked._frames.open
+    assert not _hooked.frames.running()
 
 
 def layer_of(model, name):
@@ -158,6 +158,29 @@ def test_packed_input_of_a_whole_model(name):
         with torch.no_grad():
             two = [logits(model(x, seq_idx=numbers))[:, 4:] for x in (ids, changed)]
         assert torch.equal(*two)
+
+
+def test_a_model_inside_another_has_sequences_of_its_own():
+    """One that runs in the forward of a packed one: alone, packed otherwise, and the base model of its own head."""
+    outer, inner = build("mamba"), build("mamba2")
+    ids, numbers = tokens(9, batch=1), torch.tensor([[0] * 4 + [1] * 5])
+    found = []
+
+    def run_inner(*_):
+        found.extend(logits(inner(ids, **given)) for given in ({}, {"seq_idx": 1 - numbers}))
+        found.append(inner.backbone(ids)[0])
+
+    with torch.no_grad(), accelerate(outer), accelerate(inner):
+        want = [logits(inner(ids)), logits(inner(ids, seq_idx=numbers)), inner.backbone(ids)[0]]
+        alone = logits(outer(ids, seq_idx=numbers))
+        hook = outer.backbone.layers[0].register_forward_hook(run_inner)
+        packed = logits(outer(ids, seq_idx=numbers))
+        hook.remove()
+        with accelerate(outer.backbone):  # hooked twice, and told of nothing
+            assert torch.equal(logits(outer(ids, seq_idx=numbers)), alone)
+    assert torch.equal(packed, alone) and off(want[0], want[1]) > 1e-3
+    for got, right in zip(found, want, strict=True):
+        assert off(got, right) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["mamba", "falcon_mamba"])

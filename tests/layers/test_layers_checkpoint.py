@@ -87,7 +87,7 @@ def test_the_file_is_the_packages_own(tmp_path: Path):
 
 def test_mlps_are_as_many_as_mixers():
     for mlps in ([], [GatedMLP(4, 5)], [None, None], 3):
-        with pytest.raises(scanfield.ArgumentError, match=r"mlps: .*each of 2 mixers"):
+        with pytest.raises(scanfield.ArgumentError, match=r"(?s)mlps: .*each of 2 mixers"):
             model(mlps=mlps)
 
 

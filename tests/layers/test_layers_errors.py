@@ -165,6 +165,19 @@ def test_what_is_true_only_to_python_is_no_flag(call: Any, words: str):
         call()
 
 
+def test_integers_of_numpy_are_sizes():
+    """All of a layer, those that may be 0 too."""
+    two, none = np.int64(2), np.int64(0)
+    for rank in (two, none):
+        config = layers.GatedDeltaNet2Config(two, two, gate_rank=rank, conv_width=two)
+        plain = layers.GatedDeltaNet2Config(2, 2, gate_rank=int(rank), conv_width=2)
+        shapes = [
+            {n: x.shape for n, x in layers.GatedDeltaNet2(size, c).init().named_parameters().items()}
+            for size, c in ((two, config), (2, plain))
+        ]
+        assert shapes[0] == shapes[1]
+
+
 def test_an_error_inside_says_in_which_layer(library: Library):
     model = layers.LanguageModel(11, 4, [layers.MambaBlock(4), layers.MambaBlock(2)]).init(0, library.xp)
     with pytest.raises(ShapeError, match="the last axis must have size 2") as told:

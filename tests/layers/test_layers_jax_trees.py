@@ -18,6 +18,7 @@ from scanfield.layers import (
     Layer,
     Linear,
     MambaBlock,
+    Residual,
     Sequential,
 )
 from scanfield.layers.functions import Sum
@@ -136,6 +137,29 @@ def test_structures_are_equal_where_layers_are_built_alike():
     assert trees["one"] == trees["other"] and hash(trees["one"]) == hash(trees["other"])
     assert trees["one"] != trees["narrower"] and trees["one"] != trees["another"]
     assert "Structure(Sequential)" in str(trees["one"])
+
+
+def test_a_layer_around_layers_that_have_arrays():
+    """It never sees ``init``; nor does one whose parameters are set."""
+
+    class Row(Sequential):
+        pass
+
+    class Around(Residual):
+        pass
+
+    class Set(Linear):
+        pass
+
+    inner = Linear(4, 4).init(0, jax.numpy)
+    row = Row(inner, Around(Sequential(Linear(4, 4).init(1, jax.numpy))))
+    set_later = Set(4, 4)
+    set_later.set_parameters(inner.named_parameters())
+    x = jax.numpy.ones((1, 3, 4))
+    for layer in (row, row.children["1"], set_later):
+        slopes = jax.jit(jax.grad(lambda layer: (layer(x).output ** 2).sum()))(layer)
+        assert slopes.named_parameters().keys() == layer.named_parameters().keys()
+        assert len(jax.tree.leaves(layer)) == len(layer.named_parameters())
 
 
 def test_a_class_that_its_author_registered_stays_as_its_author_has_it():

@@ -194,6 +194,54 @@ def test_modules_inside_stay_themselves():
     assert nn.Sequential(nn.Activated("silu"))(x).shape == x.shape
 
 
+def test_what_is_said_of_a_model_reaches_the_modules_inside():
+    """Its seed, scheme, dtype: the numbers of the layer's own init; nothing that somebody has chosen is drawn anew."""
+
+    def made(*mixers: Any, **options: Any) -> Any:
+        return nn.LanguageModel(7, WIDTH, list(mixers), **options)
+
+    inner = [layers.MambaBlock(WIDTH, 2) for _ in range(2)]
+    for options in ({}, {"scheme": "mamba_ssm"}, {"dtype": torch.float64}):
+        layer = layers.LanguageModel(7, WIDTH, inner).init(3, torch, **{"dtype": torch.float32} | options)
+        first, wide = nn.MambaBlock(WIDTH, 2), copy.deepcopy(nn.MambaBlock(WIDTH, 2)).double()
+        plain = made(first, wide, seed=3, **options)
+        for name, want in layer.named_parameters().items():
+            got = plain.get_parameter(name)
+            assert got.is_leaf and got.requires_grad and torch.equal(got.to(want.dtype), want), name
+            assert got.dtype == (torch.float64 if "layers.1.mixer" in name else want.dtype)
+        assert plain.layers[0].mixer is first
+    seeded, held = nn.MambaBlock(WIDTH, 2, seed=5), nn.Module(layers.MambaBlock(WIDTH, 2).init(6))
+    row, set_by_hand = (
+        nn.Sequential(nn.MambaBlock(WIDTH, 2), nn.MambaBlock(WIDTH, 2)),
+        nn.MambaBlock(WIDTH, 2),
+    )
+    with torch.no_grad():
+        set_by_hand.D[0] = 2.0
+    given = [seeded, held, set_by_hand, copy.deepcopy(set_by_hand), row[0]]
+    kept = [{n: p.clone() for n, p in mixer.named_parameters()} for mixer in given]
+    whole = made(*given[:4], nn.Sequential(given[4], nn.RMSNorm(WIDTH)), seed=3, dtype=torch.float64)
+    for mixer, before in zip(given[:4], kept, strict=False):
+        assert all(torch.equal(p, before[n].double()) for n, p in mixer.named_parameters())
+    changed = {n: p.double() for n, p in kept[4].items()}
+    assert not torch.equal(
+        row[0].in_proj.weight, changed["in_proj.weight"]
+    )  # drawn by chance, two modules deep
+    assert {p.dtype for p in whole.parameters()} == {torch.float64} and row[1].D.dtype == torch.float32
+    untouched = {n: p.clone() for n, p in row[1].named_parameters()}
+    made(row[1], dtype=torch.float32)
+    assert all(torch.equal(p, untouched[n]) for n, p in row[1].named_parameters())
+    empty = made(nn.MambaBlock(WIDTH, 2, device="meta"), seed=3, device="cpu")
+    assert torch.equal(empty.layers[0].mixer.D, torch.ones(2 * WIDTH))
+
+
+def test_arrays_that_some_of_the_layers_have_are_handed_over():
+    """Those of one layer inside, and the others drawn."""
+    block = layers.MambaBlock(WIDTH, 2).init(4)
+    found = nn.LanguageModel(7, WIDTH, [block, layers.MambaBlock(WIDTH, 2)], seed=3)
+    for name, array in block.named_parameters().items():
+        assert np.array_equal(found.get_parameter(f"layers.0.mixer.{name}").detach().numpy(), array)
+
+
 # -- what people do to modules ---------------------------------------------------------------------------------
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 
 from scanfield import layers
 from scanfield.arrays import dtype_name
-from scanfield.errors import ArgumentError, StateError
+from scanfield.errors import ArgumentError
 from scanfield.layers.checkpoint import host, upstream
 from scanfield.layers.convolution import read_bounds
 from scanfield.layers.layer import check_token
+from scanfield.layers.tape import joined
+from scanfield_torch.nn.chance import Draw, draws, numbers, untouched
 
 Tensor = torch.Tensor
 
@@ -33,7 +36,7 @@ class Module(torch.nn.Module):
     seed : int, optional
         Of the draws; torch's own generator gives one if it is absent.
     device, dtype
-        Of the parameters, as in ``torch.nn``; torch's defaults, or what the layer's own have.
+        Of the parameters, those of modules inside too, as in ``torch.nn``; torch's defaults, or what the layer's own have.
     scheme : {"uniform", "normal", "mamba_ssm", "zeros"}
         As in ``layer.init``.
 
@@ -47,6 +50,11 @@ class Module(torch.nn.Module):
     Parameters and modules bear the names of the layer, which below a mixer are those of mamba_ssm, transformers and
     flash-linear-attention. A module inside another computes when it is called itself; its parent reads its tensors and does
     not call it, so hooks belong on the module that is called.
+
+    A module that is given to another one, as a mixer to a ``LanguageModel``, hands over its parameters themselves.
+    ``device`` and ``dtype`` of the outer one convert them in place; its ``seed`` or ``scheme`` draws them anew, so that
+    the whole has the numbers of the layer's ``init``. What has numbers of its own keeps them: a module made with a seed
+    or scheme, or of a layer that had arrays, or changed since (trained, loaded, set).
 
     Examples
     --------
@@ -62,6 +70,8 @@ class Module(torch.nn.Module):
     """The layer that a class of modules is of; None for ``Module`` itself, which is given one."""
     settings: ClassVar[dict[str, Any]] = {"seed": None, "device": None, "dtype": None, "scheme": "uniform"}
     """The keywords that are the module's, not the layer's, with what they are if absent."""
+    _chance: Mapping[str, Draw] = MappingProxyType({})
+    """How its parameters were drawn that nobody has chosen."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -94,14 +104,17 @@ class Module(torch.nn.Module):
         seed: int | None = None,
         device: Any = None,
         dtype: Any = None,
-        scheme: str = "uniform",
+        scheme: str | None = None,
         names: str = "scanfield",
     ) -> None:
         """Make the modules inside and all parameters; ``known`` are those that exist already, by their layer."""
+        stated = seed is not None or scheme is not None
+        seed, scheme = _seed(layer, seed), "uniform" if scheme is None else scheme
         values = _values(layer, seed, device, dtype, scheme)
         self._layer = layer.bare()
         self._paths = tuple((ours, upstream(layer, ours, names)) for ours in values)
-        adopted: list[str] = []
+        self._chance = {} if stated else draws(layer, seed, scheme)
+        adopted: dict[str, Module] = {}
         for ours, inner in layer.named_layers():
             if any(ours == path or ours.startswith(path + ".") for path in adopted):
                 continue
@@ -116,7 +129,7 @@ class Module(torch.nn.Module):
                 module._modules.update(there._modules)
                 module._parameters.update(there._parameters)
             if there is not None:
-                adopted.append(ours)
+                adopted[ours] = there
             elif isinstance(module, Module) and module is not self and not hasattr(module, "_paths"):
                 module._layer = inner.bare()
                 module._paths = tuple(
@@ -130,11 +143,54 @@ class Module(torch.nn.Module):
             owner, name = _place(self, path)
             if name not in owner._parameters:
                 owner.register_parameter(name, torch.nn.Parameter(values[ours]))
+        if adopted:
+            self._inherit(adopted, values, draws(layer, seed, scheme), stated, device, dtype)
+
+    def _inherit(
+        self,
+        adopted: Mapping[str, Module],
+        values: Mapping[str, Tensor],
+        drawn: Mapping[str, Draw],
+        stated: bool,
+        device: Any,
+        dtype: Any,
+    ) -> None:
+        """Bring what was said of the whole to the modules that were given, by their places in the layer."""
+        # What is on "meta" has no numbers to keep.
+        anew = {name for name, tensor in self._tensors().items() if tensor.is_meta}
+        chance = {
+            name: draw
+            for name, draw in self._chance.items()
+            if not any(not above or name.startswith(above + ".") for above in adopted)
+        }
+        for ours, module in adopted.items():
+            if stated:
+                anew |= {joined(ours, name) for name in untouched(module._chance, module._tensors())}
+            else:
+                chance |= {joined(ours, name): draw for name, draw in module._chance.items()}
+        self._chance = chance
+        place: dict[str, Any] = {} if device is None else {"device": torch.device(device)}
+        if dtype is not None and values:  # as the dtype itself, also where its name was given
+            place["dtype"] = next(iter(values.values())).dtype
+        for module in adopted.values():
+            own = [*module.parameters()]
+            if "device" in place and own and all(parameter.is_meta for parameter in own):
+                module.to_empty(device=place["device"])
+            module.to(**place)
+        tensors = self._tensors()
+        with torch.no_grad():
+            for name in anew:
+                fresh = values[name]
+                if (
+                    fresh.is_meta and not tensors[name].is_meta
+                ):  # "meta" is the default device, not that of the module
+                    fresh = next(numbers(drawn[name]))
+                tensors[name].copy_(fresh)
 
     def reset_parameters(self, seed: int | None = None, scheme: str = "uniform") -> None:
         """Draw all parameters anew, in place: as in the constructor, and after ``to_empty`` of a module on "meta"."""
         tensors = self._tensors()
-        drawn = _values(self._layer, seed, "cpu", torch.float64, scheme)
+        drawn = _values(self._layer, _seed(self._layer, seed), "cpu", torch.float64, scheme)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(drawn[name])
@@ -242,25 +298,28 @@ def _unwrapped(value: Any, known: dict[int, Module]) -> Any:
     return value
 
 
-def _values(layer: layers.Layer, seed: int | None, device: Any, dtype: Any, scheme: str) -> dict[str, Tensor]:
-    """The first values of all parameters."""
-    try:
-        held = layer.named_parameters()
-    except StateError:
-        held = {}
+def _seed(layer: layers.Layer, seed: int | None) -> int:
+    """The seed, or one of torch's own generator where something is to be drawn."""
+    if seed is not None or all(name in owner._values for _, owner, name in layer.owners()):
+        return 0 if seed is None else seed
+    return int(torch.randint(2**31, (), device="cpu"))
+
+
+def _values(layer: layers.Layer, seed: int, device: Any, dtype: Any, scheme: str) -> dict[str, Tensor]:
+    """The first values of all parameters: copies of the arrays that there are, the others drawn."""
+    owners = [*layer.owners()]
+    held = {full: owner._values[name] for full, owner, name in owners if name in owner._values}
     own = next((dtype_name(array.dtype) for array in held.values()), None)
     kind = dtype or (torch.get_default_dtype() if own is None else getattr(torch, own))
     where = torch.get_default_device() if device is None else device
-    if held:
-        return {
-            name: torch.tensor(
-                host(array), device=where, dtype=dtype or getattr(torch, dtype_name(array.dtype))
-            )
-            for name, array in held.items()
-        }
-    if seed is None:
-        seed = int(torch.randint(2**31, (), device="cpu"))
-    return layer.bare().init(seed, torch, device=where, dtype=kind, scheme=scheme).named_parameters()
+    given = {
+        name: torch.tensor(host(array), device=where, dtype=dtype or getattr(torch, dtype_name(array.dtype)))
+        for name, array in held.items()
+    }
+    if len(held) == len(owners):
+        return given
+    drawn = layer.bare().init(seed, torch, device=where, dtype=kind, scheme=scheme).named_parameters()
+    return drawn | given
 
 
 def _empty(layer: layers.Layer) -> Module:

@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from scanfield.cli import streams
 from scanfield.errors import ScanfieldError
 
 __all__ = ["main"]
 
 
+@streams.present()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0 all well, 1 something is apart or missing, 2 a wrong call."""
     parser, commands = parsers()
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"scanfield {arguments.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before there was anything to keep
+    except KeyboardInterrupt:  # what there was to keep is kept
         print(f"scanfield {arguments.command}: interrupted", file=sys.stderr)
         return 130
     return status

@@ -83,7 +83,7 @@ def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Tick]:
     A terminal with rich installed gets a bar, one without a line on stderr every few seconds and at the end; a log file
     or a pipe gets nothing.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda words: None
     elif find_spec("rich") is not None:
         with _bar(label, total) as tick:

@@ -3,6 +3,8 @@
 PROBLEM is a TOML file or the name of a shipped problem. The points, the frequencies and the weights come from the seed, the
 wavenumber and the feature scale that the file states. The field is evaluated on a grid over the domain and written to an npz
 file: `x` (n, d), `field` (n,) and, where it is known, `exact` (n,). The last line is then the relative L2 error on that grid.
+Ctrl-C ends the training; the field as it is then is written all the same (not over another one, unless --output says so), and
+the exit status is 130.
 What a file may say: docs/pinn.md, "A problem file of your own", or start from one that is shipped (--show).
 """
 
@@ -81,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from scanfield.pinn import files
     from scanfield.pinn.diagnose import DiagnosisWarning
     from scanfield.pinn.plotting import picture
+    from scanfield.pinn.run import INTERRUPTED
 
     if arguments.list:
         for name in files.shipped():
@@ -106,6 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError(f"{path}: there is no folder {path.resolve().parent}")
         if path is not None and path.is_dir():
             raise ArgumentError(f"{path}: it is a folder, the name of a file is expected")
+    _check_apart(arguments.problem, output, plot)
+    for path in (output, plot):
+        _check_writable(path)
     network = _network(problem, arguments.library, arguments.device)
     print(f"{problem.title}\n{network}", flush=True)
     with warnings.catch_warnings():
@@ -113,25 +119,62 @@ def run(arguments: argparse.Namespace) -> int:
         warnings.simplefilter("always", DiagnosisWarning)
         warnings.showwarning = lambda words, *_, **__: print(f"warning: {words}", file=sys.stderr, flush=True)
         fit = problem.solve(network, progress=False if arguments.quiet else None)
-    print(fit)
+    print(fit, flush=True)
+    if fit.reason == INTERRUPTED:
+        # Where nobody has said where, it does not replace the field of a training that was not interrupted.
+        _write(problem, fit, None if arguments.output is None and output.exists() else output, plot)
+        raise KeyboardInterrupt
     _write(problem, fit, output, plot)
     return 0
 
 
-def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
+def _check_apart(problem: str, output: Path, plot: Path | None) -> None:
+    """ArgumentError where one file would be written over another that the call names."""
+    from scanfield.pinn import files
+
+    named = {"--plot": plot, "PROBLEM": None if problem in files.shipped() else Path(problem)}
+    taken = {"--output": output}
+    for name, path in named.items():
+        for other, place in taken.items():
+            if path is not None and _same(path, place):
+                raise ArgumentError(f"{other}: {place} is the file of {name} too; give it another name")
+        if path is not None:
+            taken[name] = path
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def _check_writable(path: Path | None) -> None:
+    """The error that writing would end with, while nothing is lost by it; what is there stays as it is."""
+    if path is None or (path.exists() and not path.is_file()):
+        return  # a device or pipe: to open it may already do something
+    there = path.exists()
+    path.open("ab").close()
+    if not there:
+        path.resolve().unlink()
+
+
+def _write(problem: Any, fit: Any, output: Path | None, plot: Path | None) -> None:
     from scanfield.pinn.fit import evaluation_grid, relative_error
 
     x = evaluation_grid(problem.problem)
     found = {"x": x, "field": fit.field(x)}
     if problem.exact is not None:
         found["exact"] = np.asarray(problem.exact(x))
-    packed = io.BytesIO()
-    np.savez(packed, **found)
-    # A device is written into; a file is replaced when the new one is whole, the one that a link points at too.
-    special = output.exists() and not output.is_file()
-    with output.open("wb") if special else tensorfile.whole_file(output.resolve()) as file:
-        file.write(packed.getbuffer())
-    print(f"field written to {output}")
+    if output is None:
+        print("no field is written: one of that name is there already; --output says where")
+    else:
+        packed = io.BytesIO()
+        np.savez(packed, **found)
+        # A device is written into; a file is replaced when the new one is whole, the one that a link points at too.
+        special = output.exists() and not output.is_file()
+        with output.open("wb") if special else tensorfile.whole_file(output.resolve()) as file:
+            file.write(packed.getbuffer())
+        print(f"field written to {output}")
     if plot is not None:
         fit.plot(plot, problem.exact)
         print(f"plot written to {plot}")
@@ -146,10 +189,20 @@ def _write(problem: Any, fit: Any, output: Path, plot: Path | None) -> None:
 
 
 def _reproduce(*, quiet: bool) -> int:
-    from scanfield.pinn.reproduce import ENTRIES, reproduce
+    from scanfield.pinn.reproduce import ENTRIES, Row, reproduce
 
+    rows: list[Row] = []
+    interrupted = False
     with progress("solving", len(ENTRIES), quiet=quiet) as tick:
-        rows = reproduce(done=lambda row: tick(row.entry.title))
+
+        def done(row: Row) -> None:
+            rows.append(row)
+            tick(row.entry.title)
+
+        try:
+            rows = reproduce(done=done)
+        except KeyboardInterrupt:
+            interrupted = True
     head = ("problem", "ours", "CPU s", "parameters", "reference", "source")
     cells = [
         (
@@ -162,7 +215,10 @@ def _reproduce(*, quiet: bool) -> int:
         )
         for row in rows
     ]
-    print(table([head, *cells]))
+    if rows:
+        print(table([head, *cells]), flush=True)
+    if interrupted:
+        raise KeyboardInterrupt
     return 0
 
 

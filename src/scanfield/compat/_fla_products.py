@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy
+
 from scanfield.arrays import Array
 from scanfield.compat import _arrays, _gates, _rule
 from scanfield.errors import ArgumentError, BackendError
@@ -190,7 +192,7 @@ def chunk_gated_delta_product(
 
 
 def _check_count(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
         raise ArgumentError(f"num_householder: {value!r}; allowed is an integer of at least 1")
 
 

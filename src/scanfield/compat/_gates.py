@@ -60,13 +60,19 @@ def _rate(xp: Namespace, a: Array) -> Array:
 def check_gate(
     use_gate_in_kernel: bool, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: bool = False
 ) -> float | None:
-    """The lower bound, or None for the softplus gate; ArgumentError for parameters that make no gate."""
+    """The lower bound, or None for the softplus gate; ArgumentError for parameters that make no gate, or without one."""
     bound = None if lower_bound is None else check_number(lower_bound, "lower_bound")
     if bound is not None and not bound < 0:
         raise ArgumentError(
             f"lower_bound: {bound}; it is the most negative log decay, allowed is a number below 0"
         )
     if not use_gate_in_kernel:
+        for name, given in (("A_log", A_log), ("dt_bias", dt_bias), ("lower_bound", lower_bound)):
+            if given is not None:
+                raise ArgumentError(
+                    f"{name}: it makes a decay of a raw gate, and use_gate_in_kernel=False takes g for the log decay "
+                    f"itself; pass use_gate_in_kernel=True, or leave {name} out"
+                )
         return None
     if safe_gate:
         if bound is None:

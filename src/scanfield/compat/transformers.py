@@ -228,15 +228,17 @@ def _take_back_attributes(layer: Any) -> None:
 _packs = Open()
 """The packs of the models that are running, for layers that are not told of them.
 
-Each as seq_idx, cu_seq_lens_q, and whether the model would recompute its layers in backward. The model itself is not
-kept: torch.compile cannot trace that.
+Each as seq_idx, cu_seq_lens_q, whether the model would recompute its layers in backward, and the ids of the modules in it:
+another model that runs inside of its forward has sequences of its own. The model itself is not kept, and no ids while
+torch.compile traces, which cannot look at either; None is any layer.
 """
 
 
 def _note_sequences(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
-    packed = seq_idx is not None or bounds is not None
-    _packs.enter((seq_idx, bounds, packed and model.training and _checkpoints(model)), calling())
+    packed, call = seq_idx is not None or bounds is not None, calling()
+    members = None if call is None else frozenset(map(id, model.modules()) if packed else ())
+    _packs.enter((seq_idx, bounds, packed and model.training and _checkpoints(model), members), call)
 
 
 def _forget_sequences(model: Any, args: Any, output: Any) -> None:
@@ -294,15 +296,17 @@ def _sequences(layer: Any, kwargs: Mapping[str, Any], hidden: Any, batch: int, t
     """The sequence of each token, from the layer's own keywords or else those of the model."""
     seq_idx, bounds = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
     packs = _packs.running() if seq_idx is None and bounds is None else []
-    if packs:
-        seq_idx, bounds, recomputes = next(
-            (pack for pack in reversed(packs) if pack[0] is not None or pack[1] is not None), packs[-1]
-        )
+    # The innermost that has some and this layer in it: a base model may be told less than the model around it.
+    for numbers, starts, recomputes, members in reversed(packs):
+        if (numbers is None and starts is None) or not (members is None or id(layer) in members):
+            continue
+        seq_idx, bounds = numbers, starts
         if recomputes and layer.training:
             raise StateError(
                 f"seq_idx, cu_seq_lens_q: {type(layer).__name__} is not told of them by transformers, so gradient "
                 "checkpointing would recompute it without; switch the checkpointing off"
             )
+        break
     if bounds is not None:
         xp = _arrays.namespace(hidden_states=hidden)
         host = _arrays.checked_bounds(bounds, batch, time)

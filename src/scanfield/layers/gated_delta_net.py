@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
+import numpy
+
 from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
@@ -100,7 +102,9 @@ class GatedDeltaNet2Config:
         if self.output_gate not in ("sigmoid", "silu", None):
             raise ArgumentError(f"output_gate: {self.output_gate!r}; allowed are 'sigmoid', 'silu' and None")
         rank: object = self.gate_rank
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+        if rank is not None and (
+            isinstance(rank, bool) or not isinstance(rank, int | numpy.integer) or rank < 0
+        ):
             raise ArgumentError(f"gate_rank: {rank!r}; allowed is an integer of at least 0, or None")
         lower: object = self.decay_lower_bound
         if lower is not None and not (_is_number(lower) and -math.inf < lower < 0):

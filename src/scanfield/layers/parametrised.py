@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy
 
 from scanfield import dispatch
 from scanfield.arrays import Array, Namespace, check_floating, check_same_library, dtype_name, library_of
-from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError, StateError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.parameters import SCHEMES, Parameter
 from scanfield.layers.tape import joined
@@ -33,6 +34,11 @@ class Parametrised:
         """The number of blocks, for a layer that is a row of blocks."""
         self._values: dict[str, Array] = {}
         self._frozen: set[str] = set()
+        # Children may have arrays already; each of them has told of the classes inside it.
+        held = next((o._values[name] for _, o, name in self.owners() if name in o._values), None)
+        if held is not None:
+            with suppress(BackendError):  # JAX's trees hold placeholders too
+                dispatch.tell(library_of(held, "parameter").name, {type(self)})
 
     def __repr__(self) -> str:
         own = [f"{name} {tuple(x.shape)}" for name, x in self.parameters.items()]
@@ -142,9 +148,12 @@ class Parametrised:
     def set_parameters(self, arrays: Mapping[str, Array]) -> None:
         """Several at once, as ``set_parameter``: all or none."""
         owners = self._checked(arrays)
+        first = any(name not in owner._values for owner, name in owners.values())
         for full, array in arrays.items():
             owner, name = owners[full]
             owner._values[name] = array
+        if first:
+            self._tell(next(iter(arrays.values())))
 
     def replaced(self, arrays: Mapping[str, Array]) -> Self:
         """A layer like this one with other arrays for these parameters; this one is left alone.

@@ -26,7 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy
 
 from scanfield.arrays import (
     COMPLEX,
@@ -41,6 +44,7 @@ from scanfield.arrays import (
     library_of,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.optimize.given import detached, in_python, like_leaf
 from scanfield.optimize.schedules import Schedule, positive
 
 __all__ = ["Adam", "AdamState"]
@@ -98,6 +102,7 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        in_python(self)
         if not callable(self.learning_rate):
             positive("learning_rate", self.learning_rate)
         for name in ("beta1", "beta2"):
@@ -123,28 +128,32 @@ class Adam:
     def update(
         self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: AdamState
     ) -> tuple[dict[str, Array], AdamState]:
-        """One step: the new parameters, in their dtypes, and the new state."""
+        """One step: the new parameters, in their dtypes, and the new state.
+
+        torch's autograd does not follow it: where a parameter requires a gradient, the new one is a leaf that does. (Under
+        `torch.func` and `torch.compile` an update is a function like any other.)
+        """
         _same_names(params, gradients, state)
         step = state.step + 1
-        rate = self.learning_rate(state.step) if callable(self.learning_rate) else self.learning_rate
+        rate: Any = self.learning_rate(state.step) if callable(self.learning_rate) else self.learning_rate
+        if isinstance(rate, Real):  # of NumPy perhaps, whose numbers are arrays to other libraries
+            rate = float(rate)
         bias1, bias2 = 1 - self.beta1**step, 1 - self.beta2**step
 
         moved, first, second = {}, {}, {}
         for name, value in params.items():
             xp = library_of(value, f"params[{name!r}]").namespace
             gradient = _fitting(name, gradients[name], value, state.first[name])
-            # asarray: NumPy's arithmetic turns an array without axes into a scalar, which is no array any
-            # more.
-            first[name] = xp.asarray(self.beta1 * state.first[name] + (1 - self.beta1) * gradient)
-            second[name] = xp.asarray(
-                self.beta2 * state.second[name] + (1 - self.beta2) * _square(gradient, xp)
+            first[name] = _array(xp, self.beta1 * state.first[name] + (1 - self.beta1) * gradient)
+            second[name] = _array(
+                xp, self.beta2 * state.second[name] + (1 - self.beta2) * _square(gradient, xp)
             )
 
-            wide = cast(xp, value, first[name].dtype)
+            wide = cast(xp, detached(value), first[name].dtype)
             change = (first[name] / bias1) / (xp.sqrt(second[name] / bias2) + self.epsilon)
             if self.weight_decay:
                 change = change + self.weight_decay * wide
-            moved[name] = cast(xp, xp.asarray(wide - rate * change), value.dtype)
+            moved[name] = like_leaf(cast(xp, _array(xp, wide - rate * change), value.dtype), value)
         return moved, AdamState(step, first, second)
 
 
@@ -155,6 +164,11 @@ def _zeros(name: str, value: Array, *, real: bool) -> Array:
     # REAL_OF widens the half precisions to float32 and leaves the rest as wide as it is.
     moment = dtype if dtype in COMPLEX and not real else REAL_OF[dtype]
     return xp.zeros_like(value, dtype=dtype_of(xp, moment))
+
+
+def _array(xp: Namespace, found: Array) -> Array:
+    """NumPy's arithmetic turns an array without axes into a scalar, which is no array any more."""
+    return xp.asarray(found) if isinstance(found, numpy.generic) else found
 
 
 def _square(gradient: Array, xp: Namespace) -> Array:
@@ -183,7 +197,7 @@ def _fitting(name: str, gradient: Array, value: Array, moment: Array) -> Array:
             f"{argument} is {dtype} and params[{name!r}] {dtype_name(value.dtype)}: "
             "pass the real part of the gradient of a real parameter"
         )
-    return cast(xp, gradient, moment.dtype)
+    return cast(xp, detached(gradient), moment.dtype)
 
 
 def _same_names(params: Mapping[str, Array], gradients: Mapping[str, Array], state: AdamState) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from scanfield.arrays import Array, check_floating, library_of
 from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.optimize import result
+from scanfield.optimize.given import check_real, detached, in_python, kept, like_leaf, real_number
 from scanfield.optimize.line_search import Trial, strong_wolfe
 from scanfield.optimize.result import Result
 from scanfield.optimize.schedules import positive
@@ -27,7 +28,10 @@ from scanfield.optimize.schedules import positive
 __all__ = ["LBFGS", "LBFGSState", "LossAndGradient", "minimise"]
 
 LossAndGradient = Callable[[Array], tuple[Array | float, Array]]
-"""A vector -> its loss (a number or an array without axes) and the gradient, shaped as the vector."""
+"""A vector -> its loss (a real number or array without axes) and the gradient, shaped as the vector.
+
+Both are the function's own: it may write the next gradient into the same array.
+"""
 
 
 class LBFGSState(NamedTuple):
@@ -58,7 +62,8 @@ class LBFGS:
         The constants of the strong Wolfe conditions, 0 < c1 < c2 < 1.
 
     A loss that was accepted is never above the one before. Raises `ArgumentError` for settings out of range and
-    `ShapeError` for an `x` with other than one axis or a gradient that is not shaped as `x`.
+    `ShapeError` for an `x` with other than one axis or a gradient that is not shaped as `x`, and `DtypeError` for complex
+    numbers. Of a torch `x` that requires a gradient every next one is a leaf that does: no graph grows over the steps.
 
     Examples
     --------
@@ -78,6 +83,7 @@ class LBFGS:
     c2: float = 0.9
 
     def __post_init__(self) -> None:
+        in_python(self)
         for name in ("history", "evaluations"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} = {getattr(self, name)}: it is at least 1")
@@ -103,13 +109,14 @@ class LBFGS:
                 "the state was made for other parameters; start again with init(function, x)"
             )
         xp = library_of(x, "x").namespace
+        here = detached(x)
         direction, slope = self._direction(state)
         if not slope < 0 and state.steps:  # the memory misleads (rounding): forget it
             state = state._replace(steps=(), changes=())
             direction, slope = self._direction(state)
 
         def phi(step: float) -> Trial:
-            there = x + step * direction
+            there = like_leaf(here + step * direction, x)
             value, gradient = _evaluated(function, there)
             return Trial(step, value, float(xp.sum(gradient * direction)), (there, gradient))
 
@@ -129,7 +136,7 @@ class LBFGS:
         # Where rounding hides the loss, only a smaller gradient is progress.
         if found.value == state.value and not float(xp.sum(gradient**2)) < float(xp.sum(state.gradient**2)):
             return x, state._replace(stopped=result.LINE_SEARCH)
-        moved, change = there - x, gradient - state.gradient
+        moved, change = detached(there) - here, gradient - state.gradient
         steps, changes = state.steps, state.changes
         if float(xp.sum(moved * change)) > 0:
             steps, changes = (*steps, moved)[-self.history :], (*changes, change)[-self.history :]
@@ -193,8 +200,13 @@ def check_vector(x: Array) -> None:
 
 def _evaluated(function: LossAndGradient, x: Array) -> tuple[float, Array]:
     value, gradient = function(x)
+    library_of(gradient, "gradient")
     if tuple(gradient.shape) != tuple(x.shape):
         raise ShapeError(
             f"the gradient has shape {tuple(gradient.shape)}, x {tuple(x.shape)}: they must be equal"
         )
-    return float(value), gradient
+    check_real("gradient", gradient, _REAL)
+    return real_number("loss", value), kept(gradient)
+
+
+_REAL = "x is real, and so are the derivatives of the loss by its entries"

@@ -27,6 +27,7 @@ from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.optimize import result
 from scanfield.optimize.cholesky import identity, solve_positive
+from scanfield.optimize.given import check_real, detached, in_python, kept, like_leaf, real_number
 from scanfield.optimize.lbfgs import check_vector
 from scanfield.optimize.result import Result
 from scanfield.optimize.schedules import positive
@@ -82,7 +83,8 @@ class LevenbergMarquardt:
         `"primal"`, `"residual"`, or `"auto"`: the smaller of the two. They give the same step.
 
     Use float64. One iteration costs rows * parameters^2 operations: above about 5,000 parameters take `LBFGS`.
-    Raises `ArgumentError` for settings out of range and `ShapeError` for residuals and a Jacobian that do not fit.
+    Raises `ArgumentError` for settings out of range, `ShapeError` for residuals and a Jacobian that do not fit, and
+    `DtypeError` for complex ones: give their real parts, then their imaginary parts.
 
     Examples
     --------
@@ -110,6 +112,7 @@ class LevenbergMarquardt:
     system: Literal["auto", "primal", "residual"] = "auto"
 
     def __post_init__(self) -> None:
+        in_python(self)
         for name in ("damping", "smallest"):
             positive(name, getattr(self, name))
         for name in ("increase", "decrease"):
@@ -142,14 +145,17 @@ class LevenbergMarquardt:
             return x, state
         xp = library_of(x, "x").namespace
         found = jacobian(x)
+        # The residuals are computed again for each step that is tried: into the same arrays, perhaps.
         if isinstance(found, Normal):
-            gradient = found.gradient
             _check_normal(found, x)
+            found = Normal(kept(found.gradient), kept(found.matrix))
+            gradient = found.gradient
         else:
             r, j = found
             _check_shapes(r, j, x)
+            r, j = kept(r), detached(j)
             gradient = xp.matrix_transpose(j) @ r
-        largest = float(xp.max(xp.abs(gradient)))
+        largest = float(xp.max(xp.abs(gradient))) if x.shape[0] else 0.0
         if not math.isfinite(largest):
             return x, state._replace(stopped=result.NOT_FINITE)
         if largest <= self.tolerance:
@@ -166,13 +172,13 @@ class LevenbergMarquardt:
         for attempt in range(1, self.tries + 1):
             step = solve(damping)
             if step is not None:
-                there = x - step
+                there = like_leaf(detached(x) - step, x)
                 value = sum_of_squares(residuals(there))
                 seen_finite = seen_finite or math.isfinite(value)
                 if value < state.value:
                     promised = float(xp.sum(step * gradient)) + damping * float(xp.sum(step * metric * step))
-                    kept = (state.value - value) / promised if promised > 0 else 0.0
-                    damping = max(damping / self.decrease ** (2 if kept > 0.9 else 1), self.smallest)
+                    gained = (state.value - value) / promised if promised > 0 else 0.0
+                    damping = max(damping / self.decrease ** (2 if gained > 0.9 else 1), self.smallest)
                     return there, LMState(state.step + 1, value, damping, state.evaluations + attempt, "")
             damping = damping * self.increase
         stopped = result.NO_DESCENT if seen_finite else result.NOT_FINITE
@@ -235,9 +241,14 @@ def least_squares(
 def sum_of_squares(r: Array) -> float:
     """|r|^2 on the host; a number without axes is one already."""
     if getattr(r, "shape", None) == ():
-        return float(r)
+        return real_number("residuals", r)
     xp = library_of(r, "residuals").namespace
+    check_real("residuals", r, _SPLIT)
+    r = detached(r)
     return float(xp.sum(r * r))
+
+
+_SPLIT = "split a complex one: xp.concat([xp.real(r), xp.imag(r)]), and its Jacobian alike"
 
 
 def _check_normal(found: Normal, x: Array) -> None:
@@ -247,6 +258,8 @@ def _check_normal(found: Normal, x: Array) -> None:
             f"J^T r has shape {tuple(found.gradient.shape)}, J^T J {tuple(found.matrix.shape)} and x {tuple(x.shape)}: "
             "expected are (parameters,), (parameters, parameters) and (parameters,)"
         )
+    check_real("J^T r", found.gradient, _SPLIT)
+    check_real("J^T J", found.matrix, _SPLIT)
 
 
 def _check_shapes(r: Array, j: Array, x: Array) -> None:
@@ -255,3 +268,5 @@ def _check_shapes(r: Array, j: Array, x: Array) -> None:
             f"residuals have shape {tuple(r.shape)}, the Jacobian {tuple(j.shape)} and x {tuple(x.shape)}: "
             "expected are (rows,), (rows, parameters) and (parameters,)"
         )
+    check_real("residuals", r, _SPLIT)
+    check_real("Jacobian", j, _SPLIT)

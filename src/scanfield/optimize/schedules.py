@@ -11,6 +11,7 @@ import numpy
 
 from scanfield.arrays import Array, library_of
 from scanfield.errors import ArgumentError
+from scanfield.optimize.given import in_python
 
 __all__ = ["Constant", "Cosine", "Exponential", "Schedule", "positive"]
 
@@ -29,6 +30,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
+        in_python(self)
         positive("value", self.value)
 
     def __call__(self, step: int) -> float:
@@ -54,6 +56,7 @@ class Cosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
+        in_python(self)
         positive("peak", self.peak)
         if self.steps < 1:
             raise ArgumentError(f"steps = {self.steps}: a schedule needs at least one step")
@@ -95,6 +98,7 @@ class Exponential:
     every: int = 1
 
     def __post_init__(self) -> None:
+        in_python(self)
         positive("initial", self.initial)
         positive("factor", self.factor)
         if self.every < 1:

@@ -134,7 +134,7 @@ def check_where(where: object) -> None:
         return
     if not isinstance(where, tuple | list) or not where or not all(isinstance(part, str) for part in where):
         raise ArgumentError(
-            f"where = {where!r:.80}: the name of a part, a list of names, or None for the whole boundary is expected"
+            f"where = {brief(where)}: the name of a part, a list of names, or None for the whole boundary is expected"
         )
 
 

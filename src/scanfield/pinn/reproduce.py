@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from scanfield.pinn.files import load_problem
+from scanfield.pinn.run import INTERRUPTED
 
 __all__ = ["ENTRIES", "Entry", "Row", "reproduce"]
 
@@ -80,7 +81,7 @@ ENTRIES: tuple[Entry, ...] = (
 def reproduce(
     entries: Sequence[Entry] = ENTRIES, *, done: Callable[[Row], Any] = lambda row: None
 ) -> list[Row]:
-    """Solve each entry; `done` is called with each row.
+    """Solve each entry; `done` is called with each row. KeyboardInterrupt where a training was interrupted: it is no row.
 
     Examples
     --------
@@ -101,6 +102,8 @@ def reproduce(
         started = time.process_time()
         fit = problem.solve(progress=False)
         seconds = time.process_time() - started
+        if fit.reason == INTERRUPTED:
+            raise KeyboardInterrupt
         row = Row(entry, fit.error(problem.exact), seconds, fit.network.size)
         rows.append(row)
         done(row)
