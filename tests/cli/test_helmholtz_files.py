@@ -241,10 +241,14 @@ def test_no_file_of_a_call_is_written_over_another(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     (tmp_path / "mine.toml").write_text(GOOD)
     (tmp_path / "link.npz").symlink_to(tmp_path / "mine.toml")
+    (tmp_path / "picture.npz").symlink_to(tmp_path / "x.png")
     before = sorted(path.name for path in tmp_path.iterdir())
     for words, said in (
         (("--output", str(tmp_path / "link.npz")), "is the file of PROBLEM too"),
-        (("--output", str(tmp_path / "x.png"), "--plot", f"{tmp_path}/./x.png"), "is the file of --plot too"),
+        (
+            ("--output", str(tmp_path / "picture.npz"), "--plot", f"{tmp_path}/./x.png"),
+            "is the file of --plot too",
+        ),
         (("--output", str(tmp_path / "x.npz" / ".." / "n" / "x.npz")), "there is no folder"),
         (("--output", "/proc/x.npz"), "/proc"),
     ):
