@@ -8,6 +8,7 @@ from typing import SupportsIndex
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 
 _asked: int | None = None
@@ -53,7 +54,7 @@ def set_num_threads(count: SupportsIndex | None) -> None:
         _asked = None
         return
     if isinstance(count, bool) or not isinstance(count, int | numpy.integer) or count < 1:
-        raise ArgumentError(f"count: {count!r}; allowed is an integer of at least 1, or None")
+        raise ArgumentError(f"count: {shown(count)}; allowed is an integer of at least 1, or None")
     _asked = int(count)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, device_kind, library_of
 from scanfield.dispatch import loops
 from scanfield.dispatch.operation import (
@@ -229,7 +230,7 @@ def use(method: str | None) -> Iterator[None]:
     array([1.  , 1.5 , 1.75])
     """
     if not isinstance(method, str | None):
-        raise ArgumentError(f"method: {method!r}; allowed is the name of a method, or None")
+        raise ArgumentError(f"method: {shown(method)}; allowed is the name of a method, or None")
     before = _LOCAL.method
     _LOCAL.method = method
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError
 from scanfield.layers.tape import Entry, Run, Value, joined
@@ -74,7 +75,7 @@ class Composite:
         for key, rule in [*self.rules.items(), ("default", self.default)]:
             if not isinstance(rule, Rule):
                 raise ArgumentError(
-                    f"rules: {key!r} has {rule!r}; allowed are rules, as scanfield.lrp.rules.Epsilon()"
+                    f"rules: {key!r} has {shown(rule)}; allowed are rules, as scanfield.lrp.rules.Epsilon()"
                 )
 
     def resolve(self, layer: Any) -> dict[str, Rule]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, check_same_library
 from scanfield.errors import ArgumentError, ShapeError, StateError
 from scanfield.layers.convolution import read_bounds
@@ -201,7 +202,7 @@ class Trace:
         replaced = {}
         for name, array in patches.items():
             if name not in known:
-                raise ArgumentError(f"patches: {name!r} is no activation; there are {', '.join(known)}")
+                raise ArgumentError(f"patches: {shown(name)} is no activation; there are {', '.join(known)}")
             like = known[name].array
             check_same_library([("the recorded value", like), (name, array)])
             if tuple(array.shape) != tuple(like.shape):

@@ -28,6 +28,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace
 from scanfield.errors import ArgumentError
 
@@ -175,7 +176,7 @@ class AlphaBeta(Rule):
         _at_least("epsilon", self.epsilon, 0.0)
         if abs(self.alpha - self.beta - 1.0) > 1e-12:
             raise ArgumentError(
-                f"alpha, beta: {self.alpha!r}, {self.beta!r}; relevance is conserved for alpha - beta = 1"
+                f"alpha, beta: {shown(self.alpha)}, {shown(self.beta)}; relevance is conserved for alpha - beta = 1"
             )
 
     def propagate(
@@ -222,7 +223,9 @@ class ZBox(Rule):
     def __post_init__(self) -> None:
         _at_least("epsilon", self.epsilon, 0.0)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ArgumentError(f"low, high: {self.low!r}, {self.high!r}; allowed are finite low <= high")
+            raise ArgumentError(
+                f"low, high: {shown(self.low)}, {shown(self.high)}; allowed are finite low <= high"
+            )
 
     def propagate(
         self, xp: Namespace, f: LinearMap, x: Array, weight: Array, bias: Array | None, y: Array, rho: Array
@@ -337,4 +340,4 @@ def _blind(
 
 def _at_least(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise ArgumentError(f"{name}: {value!r}; allowed is a finite number of at least {least:g}")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed is a finite number of at least {least:g}")

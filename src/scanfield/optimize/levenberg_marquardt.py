@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.optimize import result
@@ -125,7 +126,7 @@ class LevenbergMarquardt:
         ):
             if getattr(self, name) not in allowed:
                 raise ArgumentError(
-                    f"{name} = {getattr(self, name)!r}: allowed are {', '.join(map(repr, allowed))}"
+                    f"{name} = {shown(getattr(self, name))}: allowed are {', '.join(map(repr, allowed))}"
                 )
 
     def init(self, residuals: Residuals, x: Array) -> LMState:

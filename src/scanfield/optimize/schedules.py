@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, library_of
 from scanfield.errors import ArgumentError
 
@@ -108,4 +109,4 @@ class Exponential:
 def positive(name: str, value: Any) -> None:
     """ArgumentError unless `value` is a finite number above 0."""
     if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
-        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")
+        raise ArgumentError(f"{name} = {shown(value)}: it is a number above 0")
