@@ -31,7 +31,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     -------
     Explanation
         ``taken`` maps each verb to the implementation that runs it; ``verdicts`` has a row for each pair;
-        ``str()`` is a table.
+        ``str()`` is a table. The verbs: ``forward`` is the call itself, ``save`` the call under ``vjp``, whose backward goes
+        with it, ``step`` one token, ``summarise`` a block as a map of the state.
 
     Raises
     ------

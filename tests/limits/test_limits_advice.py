@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from arrays import Library
 from checks import followed
 
 import scanfield
-from scanfield.optimize import Adam, Cosine, Exponential
+from scanfield import layers
+from scanfield.optimize import Adam, Cosine, Exponential, minimise
 
 
 @pytest.mark.backend("numpy")
@@ -265,3 +267,81 @@ def test_a_scan_by_name_is_told_to_be_passed_itself(verb: Any):
             scanfield.ArgumentError, match=r"op: '\S+' is a name; .* itself: scanfield\.linear_scan$"
         ):
             verb(name, _A, _A)
+
+
+MISFITS = {
+    "initials": (lambda: Adam(lr=1e-2), "Adam: unknown keyword 'lr'; did you mean 'learning_rate'?"),
+    "layer": (lambda: layers.MambaBlock(16, states=4), "MambaBlock: unknown keyword 'states'; did you mean 'state_size'?"),
+    "beginning": (lambda: layers.GatedDeltaNet2Config(latent=8), "unknown keyword 'latent'; did you mean 'latent_per_head'?"),
+    "block": (lambda: scanfield.use(metod="generic"), "use: unknown keyword 'metod'; did you mean 'method'?"),
+    "function": (lambda: minimise(function=None, iteration=3), "minimise: unknown keyword 'iteration'; did you mean"),
+    "rule": (lambda: scanfield.lrp.rules.Gamma(gama=1), "Gamma: unknown keyword 'gama'; did you mean 'gamma'?"),
+    "missing": (lambda: layers.Linear(2), "Linear: missing a required argument: 'outputs'"),
+    "too many": (lambda: Cosine(1.0, 2, 0, 0.0, 5), "Cosine: too many positional arguments; it takes peak, steps"),
+    "own": (lambda: Own(4, widht=3), "Own: missing a required argument: 'width'"),
+}  # fmt: skip
+
+
+class Own(layers.Layer):
+    """A layer of a caller's, with keywords that go elsewhere."""
+
+    def __init__(self, depth: int, width: int, **more: int) -> None:
+        super().__init__(carries=more.get("carries", ()))
+        len(width)  # type: ignore[arg-type]  # a mistake of its author's
+
+    def define(self, run: Any, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.backend("numpy")
+@pytest.mark.parametrize("call", MISFITS)
+def test_calls_that_do_not_fit_are_answered_with_what_was_meant(call: str):
+    made, words = MISFITS[call]
+    with pytest.raises(scanfield.ArgumentError) as caught:
+        made()
+    assert words in str(caught.value)
+
+
+@pytest.mark.backend("numpy")
+def test_a_type_error_of_another_cause_is_left_alone():
+    """A call that fits, and fails within: what it says is no misfit."""
+    with pytest.raises(TypeError, match="has no len") as caught:
+        Own(1, 2, other=3)
+    assert not isinstance(caught.value, scanfield.ScanfieldError)
+    rate = Adam(0.1)
+    assert pickle.loads(pickle.dumps(rate)) == rate == Adam(learning_rate=0.1)
+
+
+@pytest.mark.backend("numpy")
+def test_a_limit_is_told_of_a_form_that_runs_alone():
+    x = np.ones((1, 200, 2, 4))
+
+    def told(op: Any, *arrays: Any, **options: Any) -> str:
+        return str(scanfield.explain(op, *arrays, **options))
+
+    plain = told(scanfield.gdn2, x, x, x, method="generic.recurrent")
+    assert "is for log decays" not in plain and "save is the call under vjp" in plain
+    assert "generic.chunk is for log decays" in told(scanfield.gdn2, x, x, x, method="generic.chunk")
+    assert "generic.chunk is for log decays" in told(scanfield.gdn2, x, x, x, method="generic")
+    assert "carries the state by products" not in told(scanfield.linear_scan, x, x)
+    assert "carries the state by products" in told(scanfield.linear_scan, x, x, method="generic.blocked")
+
+
+@pytest.mark.backend("torch")
+def test_the_limit_of_a_form_that_another_candidate_runs():
+    import torch
+
+    x = torch.ones(1, 200, 2, 4)
+    told = scanfield.explain(scanfield.gdn2, x, x, x, method="torch.generic")
+    assert any(note.startswith("generic.chunk is for") for note in told.notes)
+    assert not scanfield.explain(scanfield.gdn2, x[:, :2], x[:, :2], x[:, :2], method="torch.generic").notes
+
+
+@pytest.mark.backend("torch")
+def test_a_class_in_the_place_of_a_model():
+    import torch
+
+    from scanfield.compat.transformers import accelerate
+
+    with pytest.raises(scanfield.ArgumentError, match=r"model: Linear is a class; pass an instance"):
+        accelerate(torch.nn.Linear)

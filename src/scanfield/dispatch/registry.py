@@ -32,6 +32,7 @@ from scanfield.dispatch.operation import (
     Verb,
 )
 from scanfield.errors import ArgumentError, BackendError
+from scanfield.keywords import advised
 from scanfield.threads import SLOW_LOCK
 from scanfield.tracing import constant_for_compilers
 
@@ -205,6 +206,7 @@ def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Excepti
     )
 
 
+@advised
 @contextmanager
 def use(method: str | None) -> Iterator[None]:
     """Force a method for every call in a ``with`` block, in this thread only.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 from scanfield.layers.tape import Entry, Run, Value, joined
 from scanfield.lrp.rules import Epsilon, Passed, Rule, stabilised
 
@@ -51,6 +52,7 @@ class LayerRelevance(NamedTuple):
     report: BlockReport
 
 
+@advised_class
 class Composite:
     """Which rule each layer has.
 

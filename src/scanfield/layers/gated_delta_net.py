@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeGuard
 from scanfield.advice import shown
 from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm, Sequential, positive
 from scanfield.layers.functions import Activation, Gate, Heads, Mean, Repeat, Scale
@@ -25,6 +26,7 @@ GateMode = Literal["channel", "scalar", "head", "disabled"]
 _MODES = ("channel", "scalar", "head", "disabled")
 
 
+@advised_class
 @dataclass(frozen=True)
 class GatedDeltaNet2Config:
     """Sizes and options of a ``GatedDeltaNet2``; a bad one is an ArgumentError.

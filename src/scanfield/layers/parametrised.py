@@ -12,13 +12,21 @@ from scanfield import dispatch
 from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, check_floating, check_same_library, dtype_name, library_of
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.layers import parameters as drawing
 from scanfield.layers.parameters import SCHEMES, Parameter
 from scanfield.layers.tape import joined
 
 
+@advised_class
 class Parametrised:
     """What has parameters of its own (name -> ``Parameter``), and children that have theirs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Constructors, also of a caller's own layers, answer a misspelt keyword with the right one."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            advised_class(cls)
 
     def __init__(
         self,

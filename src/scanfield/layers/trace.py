@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from scanfield.advice import shown
 from scanfield.arrays import Array, check_same_library
 from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.layers.convolution import read_bounds
 from scanfield.layers.explain import Balance, BlockReport, Composite, total
 from scanfield.layers.layer import Layer, LayerResult, State
@@ -55,6 +56,7 @@ class Explanation(NamedTuple):
         return "\n".join([head, *lines])
 
 
+@advised_class
 class Trace:
     """Runs a layer and keeps what ran. It only adds: outputs equal those of the plain call bit for bit.
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol
 from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 
 
 class Passed(NamedTuple):
@@ -70,6 +71,7 @@ class Rule(ABC):
         """rho and extra of x, from rho of y."""
 
 
+@advised_class
 @dataclass(frozen=True)
 class Epsilon(Rule):
     """R_i = x_i w_i R / stab(y); with ``epsilon=0`` the modified gradient passes unchanged (LRP-0).
@@ -121,6 +123,7 @@ class Epsilon(Rule):
         return stabilised(xp, R, z, epsilon, signed=self.signed)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Gamma(Rule):
     """What has the sign of the output counts 1 + gamma times: y > 0 is shared by x w + gamma (x w)+, y < 0 by the negatives.
@@ -159,6 +162,7 @@ class Gamma(Rule):
         )
 
 
+@advised_class
 @dataclass(frozen=True)
 class AlphaBeta(Rule):
     """alpha times by the positive products x w, minus beta times by the negative ones; alpha - beta = 1."""
@@ -191,6 +195,7 @@ class AlphaBeta(Rule):
         )
 
 
+@advised_class
 @dataclass(frozen=True)
 class ZPlus(Rule):
     """By the positive products x w alone."""
@@ -210,6 +215,7 @@ class ZPlus(Rule):
         return AlphaBeta(1.0, 0.0, self.epsilon, self.bias).propagate(xp, f, x, weight, bias, y, rho)
 
 
+@advised_class
 @dataclass(frozen=True)
 class ZBox(Rule):
     """For inputs between ``low`` and ``high``: by x w - low w+ - high w-, which is not negative. The bias takes nothing."""
@@ -239,6 +245,7 @@ class ZBox(Rule):
         return Passed((f.transpose(s, weight),), (extra,), None, R - z * s)
 
 
+@advised_class
 @dataclass(frozen=True)
 class WSquare(Rule):
     """By the squares of the weights, whatever the input is."""
@@ -259,6 +266,7 @@ class WSquare(Rule):
         return _blind(xp, f, x, weight * weight, share, y * rho, self.epsilon)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Flat(Rule):
     """Alike to all inputs of an output."""

@@ -41,6 +41,7 @@ from scanfield.arrays import (
     library_of,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.optimize.schedules import Schedule, positive
 
 __all__ = ["Adam", "AdamState"]
@@ -54,6 +55,7 @@ class AdamState(NamedTuple):
     second: dict[str, Array]
 
 
+@advised_class
 @dataclass(frozen=True)
 class Adam:
     """Adam with bias correction and, where `weight_decay` is not 0, decoupled weight decay (AdamW).

@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised, advised_class
 from scanfield.optimize import result
 from scanfield.optimize.cholesky import identity, solve_positive
 from scanfield.optimize.lbfgs import check_vector
@@ -61,6 +62,7 @@ class LMState(NamedTuple):
     stopped: str  # "" while there is something to do
 
 
+@advised_class
 @dataclass(frozen=True)
 class LevenbergMarquardt:
     """Levenberg-Marquardt with a damping rule.
@@ -212,6 +214,7 @@ class LevenbergMarquardt:
         return step
 
 
+@advised
 def least_squares(
     residuals: Residuals,
     jacobian: Jacobian,

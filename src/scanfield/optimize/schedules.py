@@ -12,6 +12,7 @@ import numpy
 from scanfield.advice import shown
 from scanfield.arrays import Array, library_of
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 
 __all__ = ["Constant", "Cosine", "Exponential", "Schedule", "positive"]
 
@@ -19,6 +20,7 @@ Schedule = Callable[[int], float]
 """The number of updates already made -> the learning rate of the next one."""
 
 
+@advised_class
 @dataclass(frozen=True)
 class Constant:
     """The same rate for ever.
@@ -37,6 +39,7 @@ class Constant:
         return self.value
 
 
+@advised_class
 @dataclass(frozen=True)
 class Cosine:
     """A linear warm-up over `warmup` updates to `peak`, then half a cosine down to `final` at update `steps`.
@@ -82,6 +85,7 @@ class Cosine:
         return xp.where(step < self.warmup, rising, falling)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Exponential:
     """`initial` times `factor` for every `every` updates, without steps in between.
