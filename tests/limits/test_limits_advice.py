@@ -273,12 +273,12 @@ MISFITS = {
     "initials": (lambda: Adam(lr=1e-2), "Adam: unknown keyword 'lr'; did you mean 'learning_rate'?"),
     "layer": (lambda: layers.MambaBlock(16, states=4), "MambaBlock: unknown keyword 'states'; did you mean 'state_size'?"),
     "beginning": (lambda: layers.GatedDeltaNet2Config(latent=8), "unknown keyword 'latent'; did you mean 'latent_per_head'?"),
-    "block": (lambda: scanfield.use(metod="generic"), "use: unknown keyword 'metod'; did you mean 'method'?"),
+    "block": (lambda: scanfield.use(methods="generic"), "use: unknown keyword 'methods'; did you mean 'method'?"),
     "function": (lambda: minimise(function=None, iteration=3), "minimise: unknown keyword 'iteration'; did you mean"),
     "rule": (lambda: scanfield.lrp.rules.Gamma(gama=1), "Gamma: unknown keyword 'gama'; did you mean 'gamma'?"),
     "missing": (lambda: layers.Linear(2), "Linear: missing a required argument: 'outputs'"),
     "too many": (lambda: Cosine(1.0, 2, 0, 0.0, 5), "Cosine: too many positional arguments; it takes peak, steps"),
-    "own": (lambda: Own(4, widht=3), "Own: missing a required argument: 'width'"),
+    "own": (lambda: Own(4, wide=3), "Own: missing a required argument: 'width'"),
 }  # fmt: skip
 
 
