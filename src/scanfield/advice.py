@@ -21,6 +21,10 @@ class _Short(reprlib.Repr):
         self.maxlevel = 3
         self.maxstring = self.maxother = _LONGEST
 
+    def repr_int(self, x: Any, level: int) -> str:
+        # Python writes no number of thousands of digits.
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"an integer of {x.bit_length()} bits"
+
     def repr_instance(self, x: Any, level: int) -> str:
         shape = None if isinstance(x, type) else shape_of(x)
         if shape:
@@ -83,11 +87,12 @@ def converted(name: str, source: str, like: Like) -> str:
 
 def moved(name: str, like: Like) -> str:
     """The expression that brings an array to the device of another one of its library."""
+    device = _device(like) or "device"
     if like.library == "torch":
-        return f"{name}.to({_device(like)})"
+        return f"{name}.to({device})"
     if like.library == "jax":
-        return f"jax.device_put({name}, {like.name}.device)"
-    return f"array_api_compat.to_device({name}, {like.name}.device)"
+        return f"jax.device_put({name}, {device})"
+    return f"array_api_compat.to_device({name}, {device})"
 
 
 def floating(name: str, library: str, dtype: str) -> str:
@@ -160,7 +165,9 @@ def _placed(like: Like) -> str:
 def _device(like: Like) -> str:
     if like.name and not (like.library == "torch" and "(" in like.name):
         return f"{like.name}.device"
-    return repr(like.device) if like.library == "torch" and like.device else ""
+    if like.library == "torch" and like.device:
+        return repr(like.device)
+    return like.device if like.device.startswith(f"{like.library}.") else ""  # which is code
 
 
 def _dtype(like: Like) -> str:

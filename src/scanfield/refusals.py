@@ -74,12 +74,13 @@ def no_array(array: Any, argument: str, beside: Beside | None) -> BackendError |
     if isinstance(array, str):
         return BackendError(said)
     like = HOST if beside is None else beside.like()
-    if beside is not None and beside.shape_of is not None and not isinstance(array, list | tuple):
-        shape = beside.shape_of(argument)
-        if shape is not None:
-            return BackendError(
-                f"{said}; the same everywhere: {argument} = {advice.of_number(argument, array, shape, like)}"
-            )
+    if beside is not None and not isinstance(array, list | tuple):
+        shape = None if beside.shape_of is None else beside.shape_of(argument)
+        if shape is None:  # an array of no axes would be refused next
+            return BackendError(said)
+        return BackendError(
+            f"{said}; the same everywhere: {argument} = {advice.of_number(argument, array, shape, like)}"
+        )
     tokens = beside is not None and beside.tokens
     line = advice.of_list(argument, like, tokens=tokens)
     more = " makes one, dtype=int one of tokens (or your library's asarray)"
@@ -137,7 +138,7 @@ def mixed(beside: Beside) -> BackendError:
 def _counted(names: list[str], kind: str) -> str:
     if len(names) > _MOST_NAMES:
         return f"{names[0]} and {len(names) - 1} more are {kind}"
-    return ", ".join(f"{name} {'are' if ' ' in name else 'is'} {kind}" for name in names)
+    return ", ".join(f"{name} {'are' if name.endswith('parameters') else 'is'} {kind}" for name in names)
 
 
 def apart(beside: Beside, name: str, array: Any) -> DeviceError:

@@ -201,6 +201,18 @@ def test_what_lacks_axes_gets_those_that_the_other_array_has(library: Library):
     assert (found.output == 2.0).all()
 
 
+@pytest.mark.backend("numpy", "strict")
+def test_one_number_as_a_cotangent(library: Library):
+    a = library.array(np.full((1, 4, 1), 0.5))
+    pull = scanfield.vjp(scanfield.linear_scan, a, a)[1]
+    assert float(led(lambda a, d_output: pull(d_output)["b"], a=a, d_output=1)[0, 0, 0]) == 1.875
+    layer = layers.Linear(1, 1, bias=False).init(0, library.xp, library.device, "float64")
+    pull = layer.vjp(a)[1]
+    assert tuple(led(lambda d_output: pull(d_output)[0], d_output=2.0).shape) == (1, 4, 1)
+    with pytest.raises(scanfield.BackendError, match=r"^x: expected an array, came builtins.float \(0.5\)$"):
+        layer(0.5)
+
+
 @pytest.mark.backend("numpy")
 def test_tables_and_sparse_matrices_are_told_their_own_way_out():
     class Table:
@@ -239,6 +251,7 @@ LONG = {
     "size": lambda: scanfield.linear_scan(_A, _A, chunk_size=_MANY),
     "boundary": lambda: scanfield.linear_scan(_A, _A, states_at=[_MANY]),
     "bound": lambda: scanfield.linear_scan(_A, _A, cu_seqlens=[_MANY]),
+    "huge": lambda: scanfield.linear_scan(_A, _A, chunk_size=-(10**5000)),
     "list": lambda: scanfield.linear_scan([_MANY], _A),
     "map": lambda: scanfield.apply(scanfield.summarise(scanfield.linear_scan, _A, _A), _A),
     "count": lambda: scanfield.check_gradients(scanfield.linear_scan, _A, _A, directions=_MANY),

@@ -392,7 +392,9 @@ def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None
     """A cotangent or relevance in the dtype of the run; ShapeError unless it fits its value."""
     if array is None:
         return None
-    check_same_library([("output", value.array), (name, array)])
+    check_same_library(
+        [("the output", value.array), (name, array)], shape_of=lambda _: tuple(value.array.shape)
+    )
     check_floating(array, name, complex_allowed=False)
     if tuple(array.shape) != tuple(value.array.shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, must be {tuple(value.array.shape)}")

@@ -335,7 +335,7 @@ def cotangent(
     if array is None:
         return None
     first = next(iter(checked.given.items()))
-    check_same_library([first, (name, array)])
+    check_same_library([first, (name, array)], shape_of=lambda _: tuple(shape))
     check_floating(array, name, complex_allowed=complex_result)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, but the result has shape {tuple(shape)}")
