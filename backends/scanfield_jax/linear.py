@@ -32,6 +32,8 @@ from scanfield_jax.walking import (
 class Linear:
     """Kernels of ``linear_scan``."""
 
+    generic_form = True
+
     def declines(self, call: Call, verb: Verb) -> str | None:
         """Nothing: every kind of array that a call can have is taken."""
         return None

@@ -63,6 +63,8 @@ class Forms:
 class Generic(Lifted):
     """The generic forms, which take every call: in one node of autograd, or operation by operation."""
 
+    generic_form = True
+
     def __init__(self, operation: str) -> None:
         super().__init__(operation, Forms())
 

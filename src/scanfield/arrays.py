@@ -10,14 +10,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import array_api_compat
 import numpy
 
-from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, StateError
+from scanfield import refusals
+from scanfield.advice import Like, floating, shown
+from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError, StateError
+from scanfield.refusals import Beside
 from scanfield.tracing import constant_for_compilers
 
 Array: TypeAlias = Any
@@ -101,28 +104,15 @@ def is_plain(kind: type) -> bool:
     return recorded is not None and not recorded()
 
 
-def _recognise(array: Array, argument: str) -> Library:
+def _recognise(array: Array, argument: str, beside: Beside | None = None) -> Library:
     kind = type(array)
-    shown = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(array, numpy.matrix | numpy.ma.MaskedArray):
-        line = f"{argument} = numpy.asarray({argument})"
-        if isinstance(array, numpy.ma.MaskedArray):
-            line = f"{argument} = {argument}.filled(0.0)"
-        raise BackendError(
-            f"{argument}: {shown} is not taken, as its arithmetic differs from an array's; {line}"
-        )
-    if isinstance(array, bool | int | float | complex | numpy.generic | list | tuple | str):
-        of_tokens = ", dtype=int one of tokens" if _holds_integers(array) else ""
-        raise BackendError(
-            f"{argument}: expected an array, came {shown} ({array!r:.60}); "
-            f"{argument} = numpy.asarray({argument}, dtype=float) makes one{of_tokens} (or your library's asarray)"
-        )
+    refused = refusals.no_array(array, argument, beside)
+    if refused is not None:
+        raise refused
     try:
         namespace = array_api_compat.array_namespace(array)
     except TypeError:
-        raise BackendError(
-            f"{argument}: expected an array of a library that follows the array API standard, came {shown}"
-        ) from None
+        raise refusals.no_library(array, argument, beside) from None
     parts = namespace.__name__.split(".")
     name = parts[1] if parts[0] == "array_api_compat" else parts[0]
     library = Library(name, namespace)
@@ -130,11 +120,17 @@ def _recognise(array: Array, argument: str) -> Library:
     return library
 
 
-def _holds_integers(values: Any) -> bool:
-    """Whether the first number of a nested list is an integer, as tokens are."""
-    while isinstance(values, list | tuple) and values:
-        values = values[0]
-    return type(values) is int
+def _described(name: str, array: Any) -> Like | None:
+    """What a message has to know of an array; None for what is none."""
+    try:
+        library = library_of(array, name).name
+    except BackendError:
+        return None
+    dtype = dtype_name(array.dtype)
+    device = "cpu" if library in ("numpy", "dask") else device_of(array)
+    return Like(
+        library, name, dtype if dtype in REAL + COMPLEX else "", "" if device is None else str(device)
+    )
 
 
 def dtype_name(dtype: Any) -> str:
@@ -170,18 +166,27 @@ def is_complex(array: Array) -> bool:
     return dtype_name(array.dtype) in COMPLEX
 
 
-def check_floating(array: Array, argument: str, *, complex_allowed: bool) -> str:
-    """The dtype's name, or DtypeError for integers, booleans and, unless allowed, complex numbers."""
+def check_floating(
+    array: Array, argument: str, *, complex_allowed: bool, beside: Iterable[Array] = ()
+) -> str:
+    """The dtype's name, or DtypeError for integers, booleans and, unless allowed, complex numbers.
+
+    The message casts integers to the widest of the dtypes of the arrays ``beside``, or to the library's own default.
+    """
     name = dtype_name(array.dtype)
     if name in REAL or (complex_allowed and name in COMPLEX):
         return name
     library = library_of(array, argument).name
     allowed = ", ".join(floating_names(library) + (_complex_names(library) if complex_allowed else ()))
+    mend = ""
     if name in COMPLEX:
-        mend = "pass its real part"
-    else:
-        mend = f"cast it first: {argument} = {_floating_line(argument, library)}"
-    raise DtypeError(f"{argument}: dtype {name} is not taken; allowed are {allowed}; {mend}")
+        mend = "; pass its real part"
+    elif name.startswith(("int", "uint", "bool", "object", "float")):
+        others = {dtype_name(other.dtype) for other in beside}
+        floats = [n for n in REAL if n in others or COMPLEX_OF.get(n) in others]
+        dtype = floats[-1] if floats else ("float32" if library in ("torch", "jax") else "float64")
+        mend = f"; cast it first: {argument} = {floating(argument, library, dtype)}"
+    raise DtypeError(f"{argument}: dtype {name} is not taken; allowed are {allowed}{mend}")
 
 
 def floating_names(library: str) -> tuple[str, ...]:
@@ -194,16 +199,6 @@ def _complex_names(library: str) -> tuple[str, ...]:
 
 
 _EXTENDED = ("numpy", "dask")
-
-
-def _floating_line(name: str, library: str) -> str:
-    return {
-        "numpy": f'{name}.astype("float32")',
-        "cupy": f'{name}.astype("float32")',
-        "dask": f'{name}.astype("float32")',
-        "jax": f'{name}.astype("float32")',
-        "torch": f"{name}.float()",
-    }.get(library, f"xp.astype({name}, xp.float32), with the namespace xp of the array")
 
 
 def widest(names: Iterable[str]) -> str:
@@ -279,18 +274,36 @@ def device_kind(array: Array, library: str) -> str:
     return str(device_of(array))
 
 
-def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
-    """The one library and device of all named arrays; BackendError or DeviceError, with the mending line, for a mix."""
+def check_same_library(
+    arrays: Sequence[tuple[str, Array]],
+    *,
+    peers: bool = False,
+    held: tuple[str, Mapping[str, Array]] | None = None,
+    tokens: bool = False,
+    shape_of: Callable[[str], tuple[int, ...] | None] | None = None,
+) -> Library:
+    """The one library and device of all named arrays; BackendError or DeviceError, with the mending line, for a mix.
+
+    The rest serves that line alone. The first array is one that cannot be another, a result or a parameter, unless all
+    are ``peers``: then those of NumPy are converted, so that no gradient is cut and no tracer read. ``held`` are the
+    parameters among them, behind the name of what holds them; ``tokens`` says that the first are integers; ``shape_of``
+    gives the shape that an argument has if it is one number.
+    """
     first_name, first = arrays[0]
     kind = type(first)
     _enter_tensors(kind)
     for _, array in arrays:
         if type(array) is not kind:  # a torch Parameter among tensors
             _enter_tensors(type(array))
-    library = library_of(first, first_name)
+    library = _LIBRARIES.get(kind)
+    if library is None:
+        library = _recognise(first, first_name, Beside(arrays, peers, held, tokens, shape_of, _described))
     for name, array in arrays:
-        if library_of(array, name).namespace is not library.namespace:
-            _raise_mixed(arrays)
+        other = _LIBRARIES.get(type(array))
+        if other is None:
+            other = _recognise(array, name, Beside(arrays, peers, held, tokens, shape_of, _described))
+        if other.namespace is not library.namespace:
+            raise refusals.mixed(Beside(arrays, peers, held, tokens, shape_of, _described))
     if library.name not in _SIZED:
         _check_sizes_known(arrays)
     if library.name not in ("numpy", "dask"):
@@ -303,12 +316,9 @@ def check_same_library(arrays: Sequence[tuple[str, Array]]) -> Library:
             )
         device = device_of(first)
         for name, array in arrays:
-            other = device_of(array)
-            if other != device and other is not None and device is not None:
-                raise DeviceError(
-                    f"{name} is on device {other}, but {first_name} is on device {device}; nothing is copied between "
-                    f"devices silently: {name} = {_move_line(name, first_name, library.name)}"
-                )
+            place = device_of(array)
+            if place != device and place is not None and device is not None:
+                raise refusals.apart(Beside(arrays, peers, held, tokens, shape_of, _described), name, array)
     return library
 
 
@@ -351,62 +361,8 @@ def library_of_namespace(xp: Any) -> Library:
     except AttributeError:
         way = f"; pass the module, not its name: import {xp}, then xp={xp}" if isinstance(xp, str) else ""
         raise ArgumentError(
-            f"xp: {xp!r} is no array namespace; allowed are numpy, torch, jax.numpy, ...{way}"
+            f"xp: {shown(xp)} is no array namespace; allowed are numpy, torch, jax.numpy, ...{way}"
         ) from None
-
-
-def _raise_mixed(arrays: Sequence[tuple[str, Array]]) -> None:
-    kinds = {name: library_of(array, name).name for name, array in arrays}
-    first_name = arrays[0][0]
-    target = kinds[first_name]
-    by_kind: dict[str, list[str]] = {}
-    for name, kind in kinds.items():
-        by_kind.setdefault(kind, []).append(name)
-    listed = ", ".join(_counted(names, kind) for kind, names in by_kind.items())
-    if by_kind[target] == [first_name] and len(kinds) > _MOST_NAMES:
-        # One array that is unlike all the others: a model's input, and not the model's parameters.
-        other = next(name for name in kinds if name != first_name)
-        lines = f"{first_name} = {_convert_line(first_name, target, kinds[other], other)}"
-    else:
-        lines = "; ".join(
-            f"{name} = {_convert_line(name, kind, target, first_name)}"
-            for name, kind in kinds.items()
-            if kind != target
-        )
-    raise BackendError(f"arrays of several libraries: {listed}; nothing is converted silently: {lines}")
-
-
-# Names that a message lists one by one: what a scan takes; a model has hundreds.
-_MOST_NAMES = 16
-
-
-def _counted(names: list[str], kind: str) -> str:
-    if len(names) > _MOST_NAMES:
-        return f"{names[0]} and {len(names) - 1} more are {kind}"
-    return ", ".join(f"{name} is {kind}" for name in names)
-
-
-def _convert_line(name: str, source: str, target: str, first: str) -> str:
-    host = {
-        "torch": f"{name}.detach().cpu().numpy()",
-        "cupy": f"{name}.get()",
-        "dask": f"{name}.compute()",
-    }.get(source, f"numpy.asarray({name})" if target == "numpy" else name)
-    return {
-        "numpy": host,
-        "torch": f"torch.as_tensor({host}, device={first}.device)",
-        "jax": f"jax.numpy.asarray({host})",
-        "cupy": f"cupy.asarray({host})",
-        "dask": f"dask.array.from_array({host})",
-    }.get(target, f"{target}.asarray({host}, device={first}.device)")
-
-
-def _move_line(name: str, first: str, library: str) -> str:
-    if library == "torch":
-        return f"{name}.to({first}.device)"
-    if library == "jax":
-        return f"jax.device_put({name}, {first}.device)"
-    return f"array_api_compat.to_device({name}, {first}.device)"
 
 
 def host_integers(values: Any, argument: str) -> Any:
@@ -421,7 +377,9 @@ def host_integers(values: Any, argument: str) -> Any:
         listed = list(values)
         for value in listed:
             if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
-                raise DtypeError(f"{argument}: expected integers, came {type(value).__name__} ({value!r})")
+                raise DtypeError(
+                    f"{argument}: expected integers, came {type(value).__name__} ({shown(value)})"
+                )
     else:
         library = library_of(values, argument).name
         _integer_array(values, argument)

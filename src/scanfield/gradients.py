@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, current_device_of, device_of, dtype_name, dtype_of, is_complex, library_of
 from scanfield.dispatch import registry
 from scanfield.dispatch.report import format_table
@@ -110,7 +111,7 @@ def _wanted(bound: Bound, wrt: str | Sequence[str] | None) -> frozenset[str]:
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in given:
-            raise ArgumentError(f"wrt: {name!r} is no array of this call; given are {', '.join(given)}")
+            raise ArgumentError(f"wrt: {shown(name)} is no array of this call; given are {', '.join(given)}")
     return frozenset(names)
 
 
@@ -187,7 +188,7 @@ def check_gradients(
     True
     """
     if type(directions) is not int or directions < 1:
-        raise ArgumentError(f"directions: {directions!r}; allowed is an integer of at least 1")
+        raise ArgumentError(f"directions: {shown(directions)}; allowed is an integer of at least 1")
     bound = bind(op, arrays, options)
     names = _wanted(bound, wrt)
     result, pullback = vjp(op, *arrays, wrt=wrt, **options)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import COMPLEX, REAL, Array, current_device_of, dtype_of
 from scanfield.dispatch import Explanation, explain_call, operation_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
@@ -30,7 +31,8 @@ def explain(op: Any, *arrays: Array, **options: Any) -> Explanation:
     -------
     Explanation
         ``taken`` maps each verb to the implementation that runs it; ``verdicts`` has a row for each pair;
-        ``str()`` is a table.
+        ``str()`` is a table. The verbs: ``forward`` is the call itself, ``save`` the call under ``vjp``, whose backward goes
+        with it, ``step`` one token, ``summarise`` a block as a map of the state.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def warmup(
     for name in shapes:
         if name not in known:
             raise ArgumentError(
-                f"shapes: {name!r} is no array of {record_of(op).name}; it has {', '.join(known)}"
+                f"shapes: {shown(name)} is no array of {record_of(op).name}; it has {', '.join(known)}"
             )
     xp = _namespace(library)
     arrays = {name: _zeros(xp, name, shape, dtype, device) for name, shape in shapes.items()}
@@ -115,13 +117,13 @@ def warmup(
 def _zeros(xp: Any, name: str, shape: Any, dtype: Any, device: Any) -> Array:
     if not isinstance(dtype, str) or dtype not in REAL + COMPLEX:
         raise DtypeError(
-            f"dtype: {dtype!r}; allowed are the names {', '.join(REAL[:4] + COMPLEX[:2])}, as strings"
+            f"dtype: {shown(dtype)}; allowed are the names {', '.join(REAL[:4] + COMPLEX[:2])}, as strings"
         )
     sizes = tuple(shape) if isinstance(shape, Sequence) else None
     if sizes is None or not all(
         isinstance(n, int | numpy.integer) and not isinstance(n, bool) and n >= 0 for n in sizes
     ):
-        raise ShapeError(f"shapes: {name!r} has {shape!r}; expected a sequence of sizes")
+        raise ShapeError(f"shapes: {shown(name)} has {shown(shape)}; expected a sequence of sizes")
     try:
         return xp.zeros(sizes, dtype=dtype_of(xp, dtype), device=device)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -139,7 +141,7 @@ def _namespace(library: str) -> Any:
     try:
         found = importlib.import_module(known.get(library, library))
     except (ImportError, AttributeError, TypeError) as error:
-        raise BackendError(f"library: {library!r} cannot be imported: {error}") from None
+        raise BackendError(f"library: {shown(library)} cannot be imported: {error}") from None
     if not hasattr(found, "zeros"):
-        raise BackendError(f"library: {library!r} is no array API namespace")
+        raise BackendError(f"library: {shown(library)} is no array API namespace")
     return found

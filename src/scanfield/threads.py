@@ -8,6 +8,7 @@ from typing import SupportsIndex
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 
 _asked: int | None = None
@@ -38,7 +39,8 @@ def set_num_threads(count: SupportsIndex | None) -> None:
     Notes
     -----
     Compiled implementations follow it (``numpy.numba``); no result depends on it, bit for bit. A small call stays in
-    the caller's thread. The array libraries' own threads (BLAS, PyTorch, JAX) have settings of their own.
+    the caller's thread. More threads than CPUs are started as asked and share them: no call is faster for it, most are
+    slower. The array libraries' own threads (BLAS, PyTorch, JAX) have settings of their own.
 
     Examples
     --------
@@ -53,7 +55,7 @@ def set_num_threads(count: SupportsIndex | None) -> None:
         _asked = None
         return
     if isinstance(count, bool) or not isinstance(count, int | numpy.integer) or count < 1:
-        raise ArgumentError(f"count: {count!r}; allowed is an integer of at least 1, or None")
+        raise ArgumentError(f"count: {shown(count)}; allowed is an integer of at least 1, or None")
     _asked = int(count)
 
 

@@ -29,7 +29,7 @@ from scanfield.scans.selective_forms import sigmoid
 def namespace(**arrays: Any) -> Namespace:
     """The namespace of these arrays (None is left out); BackendError or DeviceError for a mix."""
     return check_same_library(
-        [(name, array) for name, array in arrays.items() if array is not None]
+        [(name, array) for name, array in arrays.items() if array is not None], peers=True
     ).namespace
 
 

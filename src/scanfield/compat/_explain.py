@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import (
     REAL,
     Array,
@@ -50,12 +51,14 @@ def explain(
             f"model: {type(model).__name__}; of scanfield's own layers LanguageModel is explained, others have relevance()"
         )
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < inf:
-        raise ArgumentError(f"epsilon: {epsilon!r}; allowed is a finite number of at least 0")
+        raise ArgumentError(f"epsilon: {shown(epsilon)}; allowed is a finite number of at least 0")
     composite = rules if isinstance(rules, Composite) else Composite(default=rules)
     resolved = composite.resolve(model)  # an error of the rules comes before anything runs
     parameters = model.named_parameters()
     vocabulary = parameters["embedding.weight"].shape[0]
-    library = check_same_library([("input_ids", input_ids), *parameters.items()])
+    library = check_same_library(
+        [("input_ids", input_ids), *parameters.items()], peers=True, held=("model", parameters), tokens=True
+    )
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ShapeError(
             f"input_ids: shape {tuple(input_ids.shape)}; (batch, time) with at least one token is expected"
@@ -204,7 +207,7 @@ class _Target:
                 if not 0 <= token < vocabulary:
                     raise ArgumentError(f"target: token {token}; allowed are 0 to {vocabulary - 1}")
             return
-        check_same_library([("parameters", like), ("target", target)])
+        check_same_library([("the parameters", like), ("target", target)])
         if dtype_name(target.dtype) not in REAL:
             raise DtypeError(
                 f"target: dtype {dtype_name(target.dtype)}; allowed are integers (tokens), or real floats (weights)"
@@ -249,7 +252,9 @@ def _integers(name: str, given: Any, batch: int) -> tuple[int, ...]:
         given = (given if isinstance(given, numpy.generic) else host(given)).tolist()
     numbers = [given] * batch if not isinstance(given, list | tuple | range) else list(given)
     if len(numbers) != batch or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise ArgumentError(f"{name}: {given!r}; allowed is an integer, or one for each of the {batch} rows")
+        raise ArgumentError(
+            f"{name}: {shown(given)}; allowed is an integer, or one for each of the {batch} rows"
+        )
     return tuple(numbers)
 
 

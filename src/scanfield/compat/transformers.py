@@ -82,6 +82,10 @@ def accelerate(model: Any) -> Acceleration:
         raise ArgumentError(
             f"model: expected a torch module, came {type(model).__module__}.{type(model).__qualname__}"
         )
+    if isinstance(model, type):
+        raise ArgumentError(
+            f"model: {model.__name__} is a class; pass an instance: {model.__name__}(config), or from_pretrained(...)"
+        )
     layers = [(layer, found) for layer in model.modules() if (found := mixer_of(layer)) is not None]
     if not layers:
         raise BackendError(

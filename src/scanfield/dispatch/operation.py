@@ -69,7 +69,7 @@ class Operation:
     diagonal: Callable[[Call], bool] = lambda call: True
     """Whether the map of the state over this call's tokens is elementwise."""
     notes: tuple[str, ...] = ()
-    """Limits of the generic forms that ``explain`` tells."""
+    """Limits of the generic forms, each behind the form's name: what ``explain`` tells of a form that runs."""
     function: str = ""
     output: str = ""
     """The canonical axes of the output. Along one that the state has too nothing meets: it may be cut anywhere."""
@@ -139,7 +139,8 @@ class Implementation(Protocol):
     Verbs are ``forward``, ``save`` with ``backward``, ``step`` and ``summarise``; one that is absent is left to the
     generic code (``save`` and ``backward`` only together, as residuals belong to who made them). Outputs come in the
     dtype of the main array, states in ``call.compute``; all are fresh arrays. One with a method ``notes`` (from a call to
-    sentences) tells ``explain`` how it would run that call. One with a method ``launcher(call, verb, values, places,
+    sentences) tells ``explain`` how it would run that call; one that runs the generic form of the call's size says so
+    by ``generic_form = True``, as that form's limits are its own. One with a method ``launcher(call, verb, values, places,
     shaped)`` is asked for a function of a tuple like ``values``, the arguments as the user gives them, that returns what
     the verb does in the user's shapes, or None where a tuple is of another kind: where any type, option, dtype, shape or
     stride differs. ``values[places[i]]`` is ``call.arrays[i]``, perhaps in another shape; ``shaped`` brings output and

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, device_kind, library_of
 from scanfield.dispatch import loops
 from scanfield.dispatch.operation import (
@@ -31,6 +32,7 @@ from scanfield.dispatch.operation import (
     Verb,
 )
 from scanfield.errors import ArgumentError, BackendError
+from scanfield.keywords import advised
 from scanfield.threads import SLOW_LOCK
 from scanfield.tracing import constant_for_compilers
 
@@ -204,6 +206,7 @@ def _unknown_method(method: str, row: Row, key: tuple[str, str, str]) -> Excepti
     )
 
 
+@advised
 @contextmanager
 def use(method: str | None) -> Iterator[None]:
     """Force a method for every call in a ``with`` block, in this thread only.
@@ -229,7 +232,7 @@ def use(method: str | None) -> Iterator[None]:
     array([1.  , 1.5 , 1.75])
     """
     if not isinstance(method, str | None):
-        raise ArgumentError(f"method: {method!r}; allowed is the name of a method, or None")
+        raise ArgumentError(f"method: {shown(method)}; allowed is the name of a method, or None")
     before = _LOCAL.method
     _LOCAL.method = method
     try:

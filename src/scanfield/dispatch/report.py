@@ -16,6 +16,11 @@ from scanfield.dispatch.operation import VERBS, Call, Verb
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
 
+_VERBS = (
+    "save is the call under vjp, with its backward; step one token; summarise a block as a map of the state"
+)
+
+
 class Verdict(NamedTuple):
     """One candidate for one verb of a call."""
 
@@ -49,7 +54,7 @@ class Explanation:
         head = f"{name} on {self.library} arrays ({self.device}), carried in {self.compute}"
         rows = [("candidate", "verb", "", "why")]
         rows += [(v.candidate, v.verb, "taken" if v.taken else "-", v.reason) for v in self.verdicts]
-        return "\n".join([head, *format_table(rows), *self.notes])
+        return "\n".join([head, *format_table(rows), _VERBS, *self.notes])
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,18 @@ def explain_call(call: Call, method: str | None = None, notes: Sequence[str] = (
         for entry in (*row.candidates, *row.generic.values()):
             taken = entry.name == chosen
             verdicts.append(Verdict(entry.name, verb, taken, _reason(entry, call, verb, taken, form, forced)))
-    tell = getattr(registry.select(call, "forward", method).implementation, "notes", None)
-    told = (*notes, *(tell(call) if tell is not None else ()))
+    found = registry.select(call, "forward", method).implementation
+    run = {forced, *(verdict.candidate for verdict in verdicts if verdict.taken)}
+    run |= {form} if getattr(found, "generic_form", False) else set()
+    # A limit of a form that does not run is no news.
+    limits = [note for note in notes if (of := note.split(maxsplit=1)[0]) in run or of not in _names(row)]
+    tell = getattr(found, "notes", None)
+    told = (*limits, *(tell(call) if tell is not None else ()))
     return Explanation(operation.name, library, key[2], call.compute, tuple(verdicts), told)
+
+
+def _names(row: registry.Row) -> set[str]:
+    return {entry.name for entry in row.generic.values()}
 
 
 def _reason(

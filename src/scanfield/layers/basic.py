@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.convolution import Convolution
@@ -164,7 +165,7 @@ class Residual(Layer):
 
     def __init__(self, inner: Any) -> None:
         if not isinstance(inner, Layer) or inner.tokens:
-            raise ArgumentError(f"inner: {inner!r}; allowed is a layer of features")
+            raise ArgumentError(f"inner: {shown(inner)}; allowed is a layer of features")
         super().__init__(children={"": inner})
 
     def define(self, run: Run, x: Value) -> Value:
@@ -175,4 +176,4 @@ class Residual(Layer):
 def positive(name: str, value: object) -> None:
     """ArgumentError unless a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ArgumentError(f"{name}: {value!r}; allowed is a number above 0")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed is a number above 0")

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 from scanfield.layers.tape import Entry, Run, Value, joined
 from scanfield.lrp.rules import Epsilon, Passed, Rule, stabilised
 
@@ -50,6 +52,7 @@ class LayerRelevance(NamedTuple):
     report: BlockReport
 
 
+@advised_class
 class Composite:
     """Which rule each layer has.
 
@@ -74,7 +77,7 @@ class Composite:
         for key, rule in [*self.rules.items(), ("default", self.default)]:
             if not isinstance(rule, Rule):
                 raise ArgumentError(
-                    f"rules: {key!r} has {rule!r}; allowed are rules, as scanfield.lrp.rules.Epsilon()"
+                    f"rules: {key!r} has {shown(rule)}; allowed are rules, as scanfield.lrp.rules.Epsilon()"
                 )
 
     def resolve(self, layer: Any) -> dict[str, Rule]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, zeros
 from scanfield.errors import ArgumentError
 from scanfield.layers.elementary import normal_cdf, sigmoid, softplus
@@ -36,7 +37,9 @@ class Activation(Function):
 
     def __post_init__(self) -> None:
         if self.name not in ACTIVATIONS:
-            raise ArgumentError(f"activation: {self.name!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
+            raise ArgumentError(
+                f"activation: {shown(self.name)}; allowed are {', '.join(map(repr, ACTIVATIONS))}"
+            )
 
     def forward(self, xp: Namespace, *inputs: Any) -> tuple[Array, ...]:
         """y"""

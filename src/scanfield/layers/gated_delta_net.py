@@ -8,8 +8,10 @@ from typing import Any, Literal, TypeGuard
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm, Sequential, positive
 from scanfield.layers.functions import Activation, Gate, Heads, Mean, Repeat, Scale
@@ -26,6 +28,7 @@ GateMode = Literal["channel", "scalar", "head", "disabled"]
 _MODES = ("channel", "scalar", "head", "disabled")
 
 
+@advised_class
 @dataclass(frozen=True)
 class GatedDeltaNet2Config:
     """Sizes and options of a ``GatedDeltaNet2``; a bad one is an ArgumentError.
@@ -97,25 +100,27 @@ class GatedDeltaNet2Config:
         for name, allowed in (("erase", _MODES), ("write", (*_MODES, "erase")), ("decay", _MODES)):
             if getattr(self, name) not in allowed:
                 raise ArgumentError(
-                    f"{name}: {getattr(self, name)!r}; allowed are {', '.join(map(repr, allowed))}"
+                    f"{name}: {shown(getattr(self, name))}; allowed are {', '.join(map(repr, allowed))}"
                 )
         if self.output_gate not in ("sigmoid", "silu", None):
-            raise ArgumentError(f"output_gate: {self.output_gate!r}; allowed are 'sigmoid', 'silu' and None")
+            raise ArgumentError(
+                f"output_gate: {shown(self.output_gate)}; allowed are 'sigmoid', 'silu' and None"
+            )
         rank: object = self.gate_rank
         if rank is not None and (
             isinstance(rank, bool) or not isinstance(rank, int | numpy.integer) or rank < 0
         ):
-            raise ArgumentError(f"gate_rank: {rank!r}; allowed is an integer of at least 0, or None")
+            raise ArgumentError(f"gate_rank: {shown(rank)}; allowed is an integer of at least 0, or None")
         lower: object = self.decay_lower_bound
         if lower is not None and not (_is_number(lower) and -math.inf < lower < 0):
             raise ArgumentError(
-                f"decay_lower_bound: {lower!r}; it is the most negative log decay, allowed is a number below 0, or None"
+                f"decay_lower_bound: {shown(lower)}; it is the most negative log decay, allowed is a number below 0, or None"
             )
         if lower is not None and self.decay == "disabled":
-            raise ArgumentError(f"decay_lower_bound: {lower!r}, but decay is 'disabled'")
+            raise ArgumentError(f"decay_lower_bound: {shown(lower)}, but decay is 'disabled'")
         scale: object = self.output_scale
         if not (_is_number(scale) and math.isfinite(scale)):
-            raise ArgumentError(f"output_scale: {self.output_scale!r}; allowed is a finite number")
+            raise ArgumentError(f"output_scale: {shown(self.output_scale)}; allowed is a finite number")
 
     @property
     def wide(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 from scanfield.layers.basic import Embedding, Linear, Residual, RMSNorm, Sequential
 from scanfield.layers.layer import Layer
@@ -85,10 +86,10 @@ class LanguageModel(Layer):
 
 def _check_mixers(mixers: object) -> None:
     if not (isinstance(mixers, Sequence) and mixers and all(isinstance(mixer, Layer) for mixer in mixers)):
-        raise ArgumentError(f"mixers: {mixers!r}; allowed is a sequence of at least one layer")
+        raise ArgumentError(f"mixers: {shown(mixers)}; allowed is a sequence of at least one layer")
 
 
 def _check_mlps(mlps: object, count: int) -> None:
     alike = isinstance(mlps, Sequence) and len(mlps) == count and all(isinstance(mlp, Layer) for mlp in mlps)
     if mlps is not None and not alike:
-        raise ArgumentError(f"mlps: {mlps!r}; allowed is a layer for each of {count} mixers, or None")
+        raise ArgumentError(f"mlps: {shown(mlps)}; allowed is a layer for each of {count} mixers, or None")

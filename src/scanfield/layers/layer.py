@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import (
     Array,
     Namespace,
@@ -86,6 +87,8 @@ class Layer(Parametrised, ABC):
 
     def step(self, x: Array, state: State | None = None) -> LayerResult:
         """One token: x (batch, width), or (batch,) integers; the output has no time axis either."""
+        if isinstance(x, int | float | list | tuple):  # refused with what the parameters say
+            self.start(x, state, None)
         xp = library_of(x, "x").namespace
         check_token(x, self.tokens)
         whole = xp.expand_dims(x, axis=1)
@@ -221,7 +224,13 @@ class Layer(Parametrised, ABC):
         """A run of this layer, with its input checked and entered; ``parameters`` instead of its own."""
         _check_mapping("state", state)
         parameters = self.named_parameters() if parameters is None else parameters
-        library = check_same_library([("x", x), *parameters.items(), *(state or {}).items()])
+        carried = [(f"state[{name!r}]", array) for name, array in (state or {}).items()]
+        library = check_same_library(
+            [("x", x), *parameters.items(), *carried],
+            peers=True,
+            held=("layer", parameters),
+            tokens=self.tokens,
+        )
         self._check_input(x)
         check_bounds(bounds, x.shape[0], x.shape[1])
         names = [dtype_name(array.dtype) for array in parameters.values()]
@@ -319,7 +328,7 @@ class Layer(Parametrised, ABC):
         if R_output is None and not R_state:
             raise ArgumentError("R_output: relevance of the output or of the state is needed, both are None")
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < inf:
-            raise ArgumentError(f"epsilon: {epsilon!r}; allowed is a finite number of at least 0")
+            raise ArgumentError(f"epsilon: {shown(epsilon)}; allowed is a finite number of at least 0")
         seeds = [(last, seed(run, last, R_output, "R_output"), float(epsilon))]
         for name, array in (R_state or {}).items():
             if name not in run.carried:
@@ -383,7 +392,9 @@ def seed(run: Run, value: Value, array: Array | None, name: str) -> Array | None
     """A cotangent or relevance in the dtype of the run; ShapeError unless it fits its value."""
     if array is None:
         return None
-    check_same_library([("output", value.array), (name, array)])
+    check_same_library(
+        [("the output", value.array), (name, array)], shape_of=lambda _: tuple(value.array.shape)
+    )
     check_floating(array, name, complex_allowed=False)
     if tuple(array.shape) != tuple(value.array.shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, must be {tuple(value.array.shape)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from scanfield.advice import shown
 from scanfield.arrays import ones
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
@@ -144,7 +145,7 @@ class MambaBlock(Layer):
         rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         sizes(d_model=d_model, state_size=state_size, conv_width=conv_width, expand=expand, dt_rank=rank)
         if dt_bc_norm not in (None, "plain", "weighted"):
-            raise ArgumentError(f"dt_bc_norm: {dt_bc_norm!r}; allowed are None, 'plain' and 'weighted'")
+            raise ArgumentError(f"dt_bc_norm: {shown(dt_bc_norm)}; allowed are None, 'plain' and 'weighted'")
         positive("norm_epsilon", norm_epsilon)
         self.method = method
         self.plain_norm = Norm(float(norm_epsilon)) if dt_bc_norm == "plain" else None

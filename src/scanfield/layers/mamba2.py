@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 from scanfield.layers import parameters as drawing
 from scanfield.layers.basic import CausalConv1d, Linear, OutProjection, RMSNorm
@@ -78,7 +79,7 @@ class Mamba2Block(Layer):
         multiple(heads=heads, groups=groups)
         low, high = dt_limit
         if not 0 <= low <= high:
-            raise ArgumentError(f"dt_limit: {dt_limit!r}; allowed are 0 <= low <= high")
+            raise ArgumentError(f"dt_limit: {shown(dt_limit)}; allowed are 0 <= low <= high")
         limit = None if (low, high) == (0.0, math.inf) else (float(low), float(high))
         self.options = (
             ("dt_softplus", True),

@@ -10,15 +10,24 @@ from typing import Any, Self
 import numpy
 
 from scanfield import dispatch
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, check_floating, check_same_library, dtype_name, library_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.layers import parameters as drawing
 from scanfield.layers.parameters import SCHEMES, Parameter
 from scanfield.layers.tape import joined
 
 
+@advised_class
 class Parametrised:
     """What has parameters of its own (name -> ``Parameter``), and children that have theirs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Constructors, also of a caller's own layers, answer a misspelt keyword with the right one."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            advised_class(cls)
 
     def __init__(
         self,
@@ -79,9 +88,9 @@ class Parametrised:
             For a namespace, seed or scheme, a dtype, a device that is none.
         """
         if scheme not in SCHEMES:
-            raise ArgumentError(f"scheme: {scheme!r}; allowed are {', '.join(map(repr, SCHEMES))}")
+            raise ArgumentError(f"scheme: {shown(scheme)}; allowed are {', '.join(map(repr, SCHEMES))}")
         if isinstance(seed, bool) or not isinstance(seed, int | numpy.integer) or seed < 0:
-            raise ArgumentError(f"seed: {seed!r}; allowed is an integer of at least 0")
+            raise ArgumentError(f"seed: {shown(seed)}; allowed is an integer of at least 0")
         make = drawing.maker(xp, device, dtype)
         depths = self._depths(1)
         for full, owner, name in self.owners():
@@ -259,7 +268,7 @@ class Parametrised:
 
     def _matching(self, prefix: str) -> list[tuple[str, Parametrised, str]]:
         if not isinstance(prefix, str):
-            raise ArgumentError(f"prefix: {prefix!r}; a dotted name is expected, or '' for all")
+            raise ArgumentError(f"prefix: {shown(prefix)}; a dotted name is expected, or '' for all")
         found = [
             entry
             for entry in self.owners()
@@ -267,7 +276,7 @@ class Parametrised:
         ]
         if not found:
             raise ArgumentError(
-                f"prefix: {prefix!r} is no parameter and no prefix of one; the layer has "
+                f"prefix: {shown(prefix)} is no parameter and no prefix of one; the layer has "
                 f"{', '.join(full for full, _, _ in self.owners())}"
             )
         return found
@@ -295,4 +304,4 @@ def sizes(**given: Any) -> None:
     """ArgumentError unless each of these is an integer of at least 1."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
-            raise ArgumentError(f"{name}: {value!r}; allowed is an integer of at least 1")
+            raise ArgumentError(f"{name}: {shown(value)}; allowed is an integer of at least 1")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import scanfield
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace
 from scanfield.dispatch import registry
 from scanfield.errors import ArgumentError
@@ -90,7 +91,7 @@ class Scan(Function):
             r = rule.divided(xp, R, y)
             absorbed = R - y * r
         elif rule is not None and not isinstance(rule, Epsilon):
-            raise ArgumentError(f"rule: {rule!r}; a scan has the rule 'epsilon'")
+            raise ArgumentError(f"rule: {shown(rule)}; a scan has the rule 'epsilon'")
         value = getattr(scanfield, self.op).record.relevant
         wanted = tuple(name in (value, "initial_state") for name in self.names)
         return Passed(self.backward(xp, saved, (r, rho[1]), wanted), (), None, absorbed)

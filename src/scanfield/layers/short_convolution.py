@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, cast, check_floating, check_same_library, dtype_of, widest
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import check_no_more
@@ -94,7 +95,7 @@ def causal_conv1d_step(
     >>> causal_conv1d_step(state, numpy.array([[2.0]]), weight)[0]
     array([[2.5]])
     """
-    xp = check_same_library([("x", x), ("weight", weight)]).namespace
+    xp = check_same_library([("x", x), ("weight", weight)], peers=True).namespace
     if x.ndim != 2:
         raise ShapeError(f"x: shape {tuple(x.shape)}, one token is (batch, channels)")
     result = causal_conv1d(
@@ -127,10 +128,12 @@ def causal_conv1d_vjp(
     array([[3., 6.]])
     """
     given = {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state}
-    library = check_same_library([(name, array) for name, array in given.items() if array is not None])
+    library = check_same_library(
+        [(name, array) for name, array in given.items() if array is not None], peers=True
+    )
     xp = library.namespace
     if activation not in (None, "silu"):
-        raise ArgumentError(f"activation: {activation!r}; allowed are None and 'silu'")
+        raise ArgumentError(f"activation: {shown(activation)}; allowed are None and 'silu'")
     names = [check_floating(a, name, complex_allowed=False) for name, a in given.items() if a is not None]
     for name, rank, axes in (("x", 3, "(batch, time, channels)"), ("weight", 2, "(channels, width)")):
         if given[name].ndim != rank:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, check_same_library
 from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.layers.convolution import read_bounds
 from scanfield.layers.explain import Balance, BlockReport, Composite, total
 from scanfield.layers.layer import Layer, LayerResult, State
@@ -54,6 +56,7 @@ class Explanation(NamedTuple):
         return "\n".join([head, *lines])
 
 
+@advised_class
 class Trace:
     """Runs a layer and keeps what ran. It only adds: outputs equal those of the plain call bit for bit.
 
@@ -201,7 +204,7 @@ class Trace:
         replaced = {}
         for name, array in patches.items():
             if name not in known:
-                raise ArgumentError(f"patches: {name!r} is no activation; there are {', '.join(known)}")
+                raise ArgumentError(f"patches: {shown(name)} is no activation; there are {', '.join(known)}")
             like = known[name].array
             check_same_library([("the recorded value", like), (name, array)])
             if tuple(array.shape) != tuple(like.shape):

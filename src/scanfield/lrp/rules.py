@@ -28,8 +28,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 
 
 class Passed(NamedTuple):
@@ -69,6 +71,7 @@ class Rule(ABC):
         """rho and extra of x, from rho of y."""
 
 
+@advised_class
 @dataclass(frozen=True)
 class Epsilon(Rule):
     """R_i = x_i w_i R / stab(y); with ``epsilon=0`` the modified gradient passes unchanged (LRP-0).
@@ -120,6 +123,7 @@ class Epsilon(Rule):
         return stabilised(xp, R, z, epsilon, signed=self.signed)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Gamma(Rule):
     """What has the sign of the output counts 1 + gamma times: y > 0 is shared by x w + gamma (x w)+, y < 0 by the negatives.
@@ -158,6 +162,7 @@ class Gamma(Rule):
         )
 
 
+@advised_class
 @dataclass(frozen=True)
 class AlphaBeta(Rule):
     """alpha times by the positive products x w, minus beta times by the negative ones; alpha - beta = 1."""
@@ -175,7 +180,7 @@ class AlphaBeta(Rule):
         _at_least("epsilon", self.epsilon, 0.0)
         if abs(self.alpha - self.beta - 1.0) > 1e-12:
             raise ArgumentError(
-                f"alpha, beta: {self.alpha!r}, {self.beta!r}; relevance is conserved for alpha - beta = 1"
+                f"alpha, beta: {shown(self.alpha)}, {shown(self.beta)}; relevance is conserved for alpha - beta = 1"
             )
 
     def propagate(
@@ -190,6 +195,7 @@ class AlphaBeta(Rule):
         )
 
 
+@advised_class
 @dataclass(frozen=True)
 class ZPlus(Rule):
     """By the positive products x w alone."""
@@ -209,6 +215,7 @@ class ZPlus(Rule):
         return AlphaBeta(1.0, 0.0, self.epsilon, self.bias).propagate(xp, f, x, weight, bias, y, rho)
 
 
+@advised_class
 @dataclass(frozen=True)
 class ZBox(Rule):
     """For inputs between ``low`` and ``high``: by x w - low w+ - high w-, which is not negative. The bias takes nothing."""
@@ -222,7 +229,9 @@ class ZBox(Rule):
     def __post_init__(self) -> None:
         _at_least("epsilon", self.epsilon, 0.0)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ArgumentError(f"low, high: {self.low!r}, {self.high!r}; allowed are finite low <= high")
+            raise ArgumentError(
+                f"low, high: {shown(self.low)}, {shown(self.high)}; allowed are finite low <= high"
+            )
 
     def propagate(
         self, xp: Namespace, f: LinearMap, x: Array, weight: Array, bias: Array | None, y: Array, rho: Array
@@ -236,6 +245,7 @@ class ZBox(Rule):
         return Passed((f.transpose(s, weight),), (extra,), None, R - z * s)
 
 
+@advised_class
 @dataclass(frozen=True)
 class WSquare(Rule):
     """By the squares of the weights, whatever the input is."""
@@ -256,6 +266,7 @@ class WSquare(Rule):
         return _blind(xp, f, x, weight * weight, share, y * rho, self.epsilon)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Flat(Rule):
     """Alike to all inputs of an output."""
@@ -337,4 +348,4 @@ def _blind(
 
 def _at_least(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise ArgumentError(f"{name}: {value!r}; allowed is a finite number of at least {least:g}")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed is a finite number of at least {least:g}")

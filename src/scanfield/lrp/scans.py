@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import (
     COMPLEX,
     HALF,
@@ -104,7 +105,7 @@ def supports(op: Any, rule: str) -> bool:
     """
     record = record_of(op)
     if rule not in RULES:
-        raise ArgumentError(f"rule: {rule!r}; the rules of scans are {', '.join(map(repr, RULES))}")
+        raise ArgumentError(f"rule: {shown(rule)}; the rules of scans are {', '.join(map(repr, RULES))}")
     return rule == "epsilon" or _base(record) in states.OPERATIONS
 
 
@@ -325,7 +326,7 @@ def _wide(bound: Bound) -> dict[str, Any]:
 def _epsilon(value: Any, name: str) -> float:
     number = check_number(value, name)
     if not 0 <= number < inf:
-        raise ArgumentError(f"{name}: {value!r}; allowed is a finite number of at least 0")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed is a finite number of at least 0")
     return number
 
 

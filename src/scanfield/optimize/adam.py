@@ -44,6 +44,7 @@ from scanfield.arrays import (
     library_of,
 )
 from scanfield.errors import ArgumentError, DtypeError, ShapeError, StateError
+from scanfield.keywords import advised_class
 from scanfield.optimize.given import detached, in_python, like_leaf
 from scanfield.optimize.schedules import Schedule, positive
 
@@ -58,6 +59,7 @@ class AdamState(NamedTuple):
     second: dict[str, Array]
 
 
+@advised_class
 @dataclass(frozen=True)
 class Adam:
     """Adam with bias correction and, where `weight_decay` is not 0, decoupled weight decay (AdamW).

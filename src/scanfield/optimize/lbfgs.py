@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from scanfield.arrays import Array, check_floating, library_of
 from scanfield.errors import ArgumentError, ShapeError, StateError
+from scanfield.keywords import advised, advised_class
 from scanfield.optimize import result
 from scanfield.optimize.given import check_real, detached, in_python, kept, like_leaf, real_number
 from scanfield.optimize.line_search import Trial, strong_wolfe
@@ -46,6 +47,7 @@ class LBFGSState(NamedTuple):
     stopped: str  # "" while there is something to do
 
 
+@advised_class
 @dataclass(frozen=True)
 class LBFGS:
     """L-BFGS.
@@ -174,6 +176,7 @@ class LBFGS:
         return result.GRADIENT if largest <= self.tolerance else ""
 
 
+@advised
 def minimise(
     function: LossAndGradient, x: Array, *, iterations: int = 1000, optimizer: LBFGS | None = None
 ) -> Result:

@@ -23,8 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, library_of
 from scanfield.errors import ArgumentError, ShapeError
+from scanfield.keywords import advised, advised_class
 from scanfield.optimize import result
 from scanfield.optimize.cholesky import identity, solve_positive
 from scanfield.optimize.given import check_real, detached, in_python, kept, like_leaf, real_number
@@ -61,6 +63,7 @@ class LMState(NamedTuple):
     stopped: str  # "" while there is something to do
 
 
+@advised_class
 @dataclass(frozen=True)
 class LevenbergMarquardt:
     """Levenberg-Marquardt with a damping rule.
@@ -128,7 +131,7 @@ class LevenbergMarquardt:
         ):
             if getattr(self, name) not in allowed:
                 raise ArgumentError(
-                    f"{name} = {getattr(self, name)!r}: allowed are {', '.join(map(repr, allowed))}"
+                    f"{name} = {shown(getattr(self, name))}: allowed are {', '.join(map(repr, allowed))}"
                 )
 
     def init(self, residuals: Residuals, x: Array) -> LMState:
@@ -217,6 +220,7 @@ class LevenbergMarquardt:
         return step
 
 
+@advised
 def least_squares(
     residuals: Residuals,
     jacobian: Jacobian,

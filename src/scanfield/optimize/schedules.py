@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, library_of
 from scanfield.errors import ArgumentError
+from scanfield.keywords import advised_class
 from scanfield.optimize.given import in_python
 
 __all__ = ["Constant", "Cosine", "Exponential", "Schedule", "positive"]
@@ -19,6 +21,7 @@ Schedule = Callable[[int], float]
 """The number of updates already made -> the learning rate of the next one."""
 
 
+@advised_class
 @dataclass(frozen=True)
 class Constant:
     """The same rate for ever.
@@ -38,6 +41,7 @@ class Constant:
         return self.value
 
 
+@advised_class
 @dataclass(frozen=True)
 class Cosine:
     """A linear warm-up over `warmup` updates to `peak`, then half a cosine down to `final` at update `steps`.
@@ -84,6 +88,7 @@ class Cosine:
         return xp.where(step < self.warmup, rising, falling)
 
 
+@advised_class
 @dataclass(frozen=True)
 class Exponential:
     """`initial` times `factor` for every `every` updates, without steps in between.
@@ -114,4 +119,4 @@ def positive(name: str, value: Any) -> None:
     if not (
         isinstance(value, int | float | numpy.integer | numpy.floating) and value > 0 and math.isfinite(value)
     ):
-        raise ArgumentError(f"{name} = {value!r}: it is a number above 0")
+        raise ArgumentError(f"{name} = {shown(value)}: it is a number above 0")

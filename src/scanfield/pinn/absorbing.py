@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
-from scanfield.pinn.boundary import advised_class
+from scanfield.keywords import advised_class
 from scanfield.pinn.compound import Difference
 from scanfield.pinn.domains import Box, Domain, check_where
-from scanfield.pinn.values import brief, check_positive
+from scanfield.pinn.values import check_positive
 
 __all__ = ["PML"]
 
@@ -53,7 +54,7 @@ class PML:
         check_positive("width", self.width)
         check_where(self.where)
         if not 0 < self.reflection < 1:
-            raise ArgumentError(f"reflection = {brief(self.reflection)}: it lies between 0 and 1")
+            raise ArgumentError(f"reflection = {shown(self.reflection)}: it lies between 0 and 1")
 
     def sides(self, domain: Domain) -> tuple[Box, tuple[str, ...]]:
         """The box and the sides that have a layer; ArgumentError for a domain without such sides."""

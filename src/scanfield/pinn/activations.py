@@ -19,9 +19,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace
 from scanfield.errors import ArgumentError
-from scanfield.pinn.values import brief
 
 Erf = Callable[[Array], Array]
 ACTIVATIONS = ("tanh", "sin", "swish", "softplus", "gelu")
@@ -30,7 +30,7 @@ ACTIVATIONS = ("tanh", "sin", "swish", "softplus", "gelu")
 def check_activation(name: Any) -> str:
     """The name itself; ArgumentError for one that is not known."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ArgumentError(f"activation: {brief(name)}; allowed are {', '.join(ACTIVATIONS)}")
+        raise ArgumentError(f"activation: {shown(name)}; allowed are {', '.join(ACTIVATIONS)}")
     return str(name)
 
 

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
-from scanfield.keywords import advised
+from scanfield.keywords import advised_class
 from scanfield.pinn.domains import Domain, check_where
 from scanfield.pinn.solution import Solution
-from scanfield.pinn.values import Value, brief, check_positive, evaluate
+from scanfield.pinn.values import Value, check_positive, evaluate
 
 __all__ = [
     "Condition",
@@ -42,13 +43,6 @@ __all__ = [
 ]
 
 Where: TypeAlias = str | tuple[str, ...] | list[str] | None
-T = TypeVar("T")
-
-
-def advised_class(kind: type[T]) -> type[T]:
-    """A call that does not fit is an ArgumentError with what the class takes."""
-    kind.__init__ = advised(kind.__init__)  # type: ignore[method-assign]
-    return kind
 
 
 @advised_class
@@ -85,10 +79,10 @@ class Unknown:
         start: object = self.start
         number = isinstance(start, int | float | np.integer | np.floating) and not isinstance(start, bool)
         if not number or not math.isfinite(self.start):
-            raise ArgumentError(f"start = {brief(start)}: a finite real number is expected")
+            raise ArgumentError(f"start = {shown(start)}: a finite real number is expected")
         name: object = self.name
         if not isinstance(name, str) or not name:
-            raise ArgumentError(f"name = {brief(name)}: a text is expected, such as 'wavenumber'")
+            raise ArgumentError(f"name = {shown(name)}: a text is expected, such as 'wavenumber'")
 
     def parts(
         self, x: np.ndarray, normals: np.ndarray | None = None, *, given: bool = False
@@ -119,7 +113,7 @@ class Condition:
         check_where(self.where)
         name: object = self.name
         if not isinstance(name, str):
-            raise ArgumentError(f"name = {brief(name)}: a text is expected")
+            raise ArgumentError(f"name = {shown(name)}: a text is expected")
         self._check_solution()
 
     def _check_solution(self) -> None:
@@ -232,7 +226,7 @@ class Periodic(Condition):
         super().__post_init__()
         if self.where is not None:
             raise ArgumentError(
-                f"where = {brief(self.where)}: a periodic condition holds on both sides of its axis"
+                f"where = {shown(self.where)}: a periodic condition holds on both sides of its axis"
             )
 
 
@@ -253,6 +247,6 @@ class Interface(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.where is not None:
-            raise ArgumentError(f"where = {brief(self.where)}: an interface holds on the rim of its region")
+            raise ArgumentError(f"where = {shown(self.where)}: an interface holds on the rim of its region")
         if self.region.given:
             raise ArgumentError("region: a PointSet has no rim; give an Interval, Box, Disk or Ball")

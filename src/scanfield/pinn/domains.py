@@ -23,10 +23,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.pinn.sampling import unit_points
-from scanfield.pinn.values import brief, check_positive, reals
+from scanfield.pinn.values import check_positive, reals
 
 __all__ = ["Ball", "Box", "Disk", "Distance", "Domain", "Interval", "Surface"]
 
@@ -134,7 +135,7 @@ def check_where(where: object) -> None:
         return
     if not isinstance(where, tuple | list) or not where or not all(isinstance(part, str) for part in where):
         raise ArgumentError(
-            f"where = {brief(where)}: the name of a part, a list of names, or None for the whole boundary is expected"
+            f"where = {shown(where)}: the name of a part, a list of names, or None for the whole boundary is expected"
         )
 
 
@@ -304,7 +305,7 @@ class Disk(Ball):
 def _corner(name: str, values: Sequence[float]) -> tuple[float, ...]:
     numbers = reals(name, values)
     if numbers.ndim != 1:
-        raise ShapeError(f"{name} = {brief(values)}: a number for each axis is expected, such as (0, 0)")
+        raise ShapeError(f"{name} = {shown(values)}: a number for each axis is expected, such as (0, 0)")
     listed = tuple(float(value) for value in numbers)
     if not all(map(math.isfinite, listed)):
         raise ArgumentError(f"{name} = {listed}: finite numbers are expected")

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.arrays import Namespace
 from scanfield.errors import ArgumentError, ScanfieldError
 from scanfield.pinn import boundary as conditions
@@ -42,7 +43,7 @@ from scanfield.pinn.fourier import FourierFeatures, check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
 from scanfield.pinn.train import check_settings, train
-from scanfield.pinn.values import brief, evaluate
+from scanfield.pinn.values import evaluate
 
 __all__ = ["ProblemFile", "load_problem", "shipped", "source", "title"]
 
@@ -62,7 +63,7 @@ _CONDITIONS: dict[str, Callable[..., Any]] = {
 def _manufactured(wavenumber: float, a: list[float], function: str = "sin") -> solutions.Solution:
     """In a file `kind` is the solution's own."""
     if function not in ("sin", "cos"):
-        raise ArgumentError(f"[solution] function = {brief(function)}: allowed are 'sin' and 'cos'")
+        raise ArgumentError(f"[solution] function = {shown(function)}: allowed are 'sin' and 'cos'")
     return solutions.manufactured(wavenumber, a, function)
 
 
@@ -246,7 +247,7 @@ def _made(called: str, tables: dict[str, Any], replaced: Mapping[str, float]) ->
         )
     if not isinstance(network.get("trainable", True), bool):
         raise ArgumentError(
-            f"[network] trainable = {brief(network['trainable'])}: allowed are true and false"
+            f"[network] trainable = {shown(network['trainable'])}: allowed are true and false"
         )
     _check_size(network, domain.dimensions)
     features: dict[str, Any] = {
@@ -310,11 +311,11 @@ def _value(
             part = value.removeprefix("solution.")
             if solution is None or part not in known:
                 words = " and ".join(f"solution.{name}" for name in known) or "none"
-                raise ArgumentError(f"{brief(value)}: known here: {words}, with a [solution]")
+                raise ArgumentError(f"{shown(value)}: known here: {words}, with a [solution]")
             return getattr(solution, part)
         return Formula(value, names, dimensions=dimensions, boundary=boundary)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentError(f"{brief(value)}: a number or a formula in quotes is expected")
+        raise ArgumentError(f"{shown(value)}: a number or a formula in quotes is expected")
     return number(value, "value", names)
 
 
@@ -347,7 +348,7 @@ def _build(make: Callable[..., Any], table: str, kind: str, arguments: Mapping[s
 def _kind(entry: dict[str, Any], table: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:
     kind = entry.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ArgumentError(f"[{table}] kind = {brief(kind)}: allowed are {', '.join(kinds)}")
+        raise ArgumentError(f"[{table}] kind = {shown(kind)}: allowed are {', '.join(kinds)}")
     return kind, kinds[kind]
 
 
@@ -386,8 +387,8 @@ def _condition(
         entry["where"] = tuple(entry["where"])
     if not isinstance(entry.get("where", ""), str | tuple):
         raise ArgumentError(
-            f"[boundary] where = {brief(entry['where'])}: the name of a part of the boundary, or a list of them"
+            f"[boundary] where = {shown(entry['where'])}: the name of a part of the boundary, or a list of them"
         )
     if not isinstance(entry.get("hard", False), bool):
-        raise ArgumentError(f"[boundary] hard = {brief(entry['hard'])}: allowed are true and false")
+        raise ArgumentError(f"[boundary] hard = {shown(entry['hard'])}: allowed are true and false")
     return _build(make, "boundary", kind, entry)

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
-from scanfield.pinn.values import brief
 
 Host = numpy.ndarray[Any, Any]
 
@@ -96,7 +96,7 @@ def _each_axis(name: str, given: Any, default: float, d: int) -> tuple[float, ..
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """An int of at least ``least``; ArgumentError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < least:
-        raise ArgumentError(f"{name}: {brief(value)}; allowed is an integer of at least {least}")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed is an integer of at least {least}")
     return int(value)
 
 
@@ -157,7 +157,7 @@ class FourierFeatures(Embedding):
             d, m = check_count("dimensions", dimensions), check_count("features", features)
             size = float(wavenumber if wavenumber is not None else scale or 0.0)
             if not (size > 0.0 and math.isfinite(size)):
-                raise ArgumentError(f"{chosen[0]}: {brief(given[chosen[0]])}; allowed is a positive number")
+                raise ArgumentError(f"{chosen[0]}: {shown(given[chosen[0]])}; allowed is a positive number")
             drawn = numpy.random.default_rng(seed).normal(size=(d, m))
             if wavenumber is not None:
                 drawn /= numpy.linalg.norm(drawn, axis=0)

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, check_same_library, dtype_name
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.kernels import Channels, Kernels
 from scanfield.pinn.network import Network
 from scanfield.pinn.selection import kernels_for
-from scanfield.pinn.values import brief
 
 TWO_PI = 6.283185307179586
 
@@ -158,7 +158,7 @@ def jet(
     """
     check_points("points", points, network)
     if order not in (0, 1, 2):
-        raise ArgumentError(f"order: {brief(order)}; allowed are 0, 1 and 2")
+        raise ArgumentError(f"order: {shown(order)}; allowed are 0, 1 and 2")
     if second is not None:
         check_points("second", second, network, points.shape[0])
     d = network.dimensions

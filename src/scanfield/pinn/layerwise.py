@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, check_same_library, current_device_of, library_of
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn import layer_jets
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.jets import TWO_PI
 from scanfield.pinn.primitives import write_or_add
-from scanfield.pinn.values import brief
 from scanfield.pinn.workspace import Workspace
 from scanfield.pinn.writing import check_fourier, check_layer, check_same_shape, writable
 
@@ -169,7 +169,7 @@ def layer_backward_inplace(
         Shapes that do not fit. Nothing has been written then.
     """
     if check_count("layer_idx", layer_idx, 0) >= ws.num_layers:
-        raise ArgumentError(f"layer_idx: {brief(layer_idx)}; allowed is 0 to {ws.num_layers - 1}")
+        raise ArgumentError(f"layer_idx: {shown(layer_idx)}; allowed is 0 to {ws.num_layers - 1}")
     check_layer(dL_dh, h, h_prev, W)
     given = {"dL_dh": dL_dh, "h": h, "h_prev": h_prev, "W": W}
     jets = len(dL_dh.shape) == 3

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import (
     Array,
     Namespace,
@@ -36,7 +37,6 @@ from scanfield.errors import ArgumentError, DtypeError, ShapeError
 from scanfield.keywords import advised
 from scanfield.pinn.activations import check_activation
 from scanfield.pinn.fourier import Embedding, check_count
-from scanfield.pinn.values import brief
 
 PRECISIONS = ("float32", "float64")
 
@@ -166,7 +166,7 @@ class Network:
         widths = [check_count("hidden", width) for width in listed] + [check_count("outputs", outputs)]
         dtype = asked_dtype(dtype)
         if dtype not in PRECISIONS:
-            raise DtypeError(f"dtype: {brief(dtype)}; allowed are {' and '.join(PRECISIONS)}")
+            raise DtypeError(f"dtype: {shown(dtype)}; allowed are {' and '.join(PRECISIONS)}")
         library_of_namespace(xp)  # a name instead of the module is told apart here
         draws = numpy.random.default_rng(seed)
         host: dict[str, Any] = {}

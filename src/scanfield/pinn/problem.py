@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
@@ -47,7 +48,7 @@ from scanfield.pinn.network import Network
 from scanfield.pinn.placing import place, to_host
 from scanfield.pinn.solutions import Solution
 from scanfield.pinn.terms import Term
-from scanfield.pinn.values import Value, brief, check_positive, evaluate, reals
+from scanfield.pinn.values import Value, check_positive, evaluate, reals
 
 __all__ = ["Data", "Helmholtz", "Sample"]
 
@@ -224,7 +225,7 @@ class Helmholtz:
             measured_size = max(measured_size, float(np.max(np.abs(measured.values))))
         size = max(size, measured_size)
         if asked is not None and not isinstance(asked, bool | np.bool_):
-            raise ArgumentError(f"complex_field = {brief(asked)}: True, False or None is expected")
+            raise ArgumentError(f"complex_field = {shown(asked)}: True, False or None is expected")
         if asked is not None and not asked and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
@@ -348,7 +349,7 @@ def _listed(name: str, given: Any, kind: Any) -> list[Any]:
     if isinstance(given, kind):
         return [given]
     if not isinstance(given, Iterable):
-        raise ArgumentError(f"{name} is {brief(given)}: one, a list of them, or () for none is expected")
+        raise ArgumentError(f"{name} is {shown(given)}: one, a list of them, or () for none is expected")
     return list(given)
 
 

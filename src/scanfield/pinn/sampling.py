@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.pinn.extras import need
-from scanfield.pinn.values import brief
 
 __all__ = ["RULES", "generator", "unit_points", "weighted_choice"]
 
@@ -22,7 +22,7 @@ RULES = ("sobol", "latin", "uniform", "grid")
 def check_rule(rule: object) -> None:
     """ArgumentError for a rule by which no points are drawn."""
     if not isinstance(rule, str) or rule not in RULES:
-        raise ArgumentError(f"sampling = {brief(rule)}: allowed are {', '.join(map(repr, RULES))}")
+        raise ArgumentError(f"sampling = {shown(rule)}: allowed are {', '.join(map(repr, RULES))}")
 
 
 def unit_points(
@@ -51,7 +51,7 @@ def unit_points(
     """
     check_rule(rule)
     if not _whole(count) or count < 1:
-        raise ArgumentError(f"points = {brief(count)}: an integer of at least 1 is expected")
+        raise ArgumentError(f"points = {shown(count)}: an integer of at least 1 is expected")
     if dimensions == 0:  # the ends of an interval have no coordinate of their own
         return np.zeros((count, 0))
     if rule == "grid":
@@ -76,7 +76,7 @@ def generator(seed: int | tuple[int, ...]) -> np.random.Generator:
     """A generator of its own for each seed; ArgumentError for what is no integer of at least 0."""
     words = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
     if any(not _whole(word) or word < 0 for word in words):
-        raise ArgumentError(f"seed = {brief(seed)}: an integer of at least 0 is expected")
+        raise ArgumentError(f"seed = {shown(seed)}: an integer of at least 0 is expected")
     return np.random.default_rng(words)
 
 

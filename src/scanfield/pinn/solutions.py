@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError
 from scanfield.pinn.extras import need
 from scanfield.pinn.solution import Solution, remembered
-from scanfield.pinn.values import brief, check_positive
+from scanfield.pinn.values import check_positive
 
 _LARGEST = 1e250  # leaves room for the factor of an order and for points a rounding inside
 _MOST_ORDERS = 2000  # of a series: far above what a network follows
@@ -49,7 +50,7 @@ def plane_wave(wavenumber: float | complex, direction: Sequence[float] = (1.0,))
     vector = np.asarray(direction, dtype=np.float64)
     length = float(np.linalg.norm(vector))
     if vector.ndim != 1 or not 1 <= vector.shape[0] <= 3 or not 0 < length < math.inf:
-        raise ArgumentError(f"direction = {brief(direction)}: one to three numbers, not all 0")
+        raise ArgumentError(f"direction = {shown(direction)}: one to three numbers, not all 0")
     k = 1j * wavenumber * vector / length
 
     def value(x: np.ndarray) -> np.ndarray:
@@ -69,7 +70,7 @@ def green(wavenumber: float, source: Sequence[float]) -> Solution:
     check_positive("wavenumber", wavenumber)
     k, place = float(wavenumber), np.asarray(source, dtype=np.float64)
     if place.ndim != 1 or place.shape[0] not in (1, 2, 3):
-        raise ArgumentError(f"source = {brief(source)}: one to three numbers")
+        raise ArgumentError(f"source = {shown(source)}: one to three numbers")
     d = place.shape[0]
 
     def apart(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,9 +134,9 @@ def manufactured(wavenumber: float | complex, a: Sequence[float], kind: str = "s
     """prod_i sin(a_i pi x_i) (zero at x_i = 0, 1 for whole a_i), or cosines (zero slope there). A real field."""
     frequencies = np.pi * np.asarray(a, dtype=np.float64)
     if kind not in ("sin", "cos"):
-        raise ArgumentError(f"kind = {brief(kind)}: allowed are 'sin', 'cos'")
+        raise ArgumentError(f"kind = {shown(kind)}: allowed are 'sin', 'cos'")
     if frequencies.ndim != 1 or not 1 <= frequencies.shape[0] <= 3:
-        raise ArgumentError(f"a = {brief(a)}: one to three numbers")
+        raise ArgumentError(f"a = {shown(a)}: one to three numbers")
     inside, outside = (np.sin, np.cos) if kind == "sin" else (np.cos, lambda x: -np.sin(x))
     wavenumber = (
         wavenumber.item() if isinstance(wavenumber, np.generic) else wavenumber
@@ -293,5 +294,5 @@ def _order(name: str, value: Any, least: int) -> int:
         or not isinstance(value, int | np.integer)
         or not least <= value <= _MOST_ORDERS
     ):
-        raise ArgumentError(f"{name} = {brief(value)}: an integer from {least} to {_MOST_ORDERS} is expected")
+        raise ArgumentError(f"{name} = {shown(value)}: an integer from {least} to {_MOST_ORDERS} is expected")
     return int(value)

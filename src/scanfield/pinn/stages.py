@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, StateError
 from scanfield.optimize import LBFGS, Adam, AdamState, Cosine, LBFGSState, LevenbergMarquardt, LMState
@@ -16,7 +17,6 @@ from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.objective import Objective
 from scanfield.pinn.placing import place, to_host
-from scanfield.pinn.values import brief
 
 __all__ = ["Optimizer", "Stage", "resolve"]
 
@@ -141,7 +141,7 @@ def _stage(given: Any, iterations: int | None, network: Network) -> Stage:
     if isinstance(given, str):
         if given not in _NAMES:
             raise ArgumentError(
-                f"optimizer = {brief(given)}: allowed are {', '.join(map(repr, _NAMES))}, or an optimiser"
+                f"optimizer = {shown(given)}: allowed are {', '.join(map(repr, _NAMES))}, or an optimiser"
             )
         key = "lm" if given == "auto" else given
         count = _ITERATIONS[key] if iterations is None else iterations

@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, ShapeError
 from scanfield.keywords import advised
 from scanfield.optimize import LevenbergMarquardt
 from scanfield.pinn import checkpoint as storage
 from scanfield.pinn import fingerprint
+from scanfield.pinn import progress as bars
 from scanfield.pinn import weights as weighting
 from scanfield.pinn.diagnose import DiagnosisWarning, diagnose
 from scanfield.pinn.fit import Fit
 from scanfield.pinn.fourier import check_count
 from scanfield.pinn.network import Network
 from scanfield.pinn.problem import Helmholtz
-from scanfield.pinn.progress import shown
 from scanfield.pinn.reduce import Reducer
 from scanfield.pinn.run import Callback, Run
 from scanfield.pinn.sampling import check_rule
 from scanfield.pinn.stages import Stage, resolve
-from scanfield.pinn.values import brief
 
 __all__ = ["Callback", "train"]
 
@@ -139,7 +139,7 @@ def train(
     if checkpoint is not None:
         storage.check_place("checkpoint", checkpoint)
     if reducer is not None and weights != "fixed":
-        raise ArgumentError(f"weights = {brief(weights)}: over the shards of a reducer the weights are fixed")
+        raise ArgumentError(f"weights = {shown(weights)}: over the shards of a reducer the weights are fixed")
     sample = problem.draw(points, boundary, sampling=sampling, seed=seed)
     watched = min(max(points, 256), 1000) if held_out is None else held_out
     watched_points = problem.held_out(watched, seed=seed)
@@ -164,7 +164,7 @@ def train(
     run.begin(sample)
     if resume is not None:
         run.restore(resume)
-    with shown(sum(stage.iterations for stage in stages), progress) as tick:
+    with bars.shown(sum(stage.iterations for stage in stages), progress) as tick:
         run.go(tick)
     fit = run.fit(tuple(told))
     if len(fit.warnings) > len(told) + len(run.told):
@@ -200,7 +200,7 @@ def check_settings(
     stages = resolve(optimizer, iterations, network)
     if weights != "fixed" and any(isinstance(stage.optimizer, LevenbergMarquardt) for stage in stages):
         raise ArgumentError(
-            f"weights = {brief(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
+            f"weights = {shown(weights)}: Levenberg-Marquardt takes fixed weights; use Adam or L-BFGS"
         )
     return stages
 
@@ -228,7 +228,7 @@ def _check(
         )
     if not isinstance(weights, str) or weights not in weighting.RULES:
         raise ArgumentError(
-            f"weights = {brief(weights)}: allowed are {', '.join(map(repr, weighting.RULES))}"
+            f"weights = {shown(weights)}: allowed are {', '.join(map(repr, weighting.RULES))}"
         )
     for name, value in counts.items():
         if value is not None:
@@ -239,11 +239,11 @@ def _check(
             f"resample = {resample}: the points of a PointSet are given, there are no others to draw"
         )
     if not isinstance(adaptive, bool | np.bool_):
-        raise ArgumentError(f"adaptive = {brief(adaptive)}: True or False is expected")
+        raise ArgumentError(f"adaptive = {shown(adaptive)}: True or False is expected")
     if adaptive and resample is None:
         raise ArgumentError("adaptive = True: it chooses among new points; say how often, resample=100")
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not float(tolerance) >= 0:
-        raise ArgumentError(f"tolerance = {brief(tolerance)}: a number of at least 0 is expected")
+        raise ArgumentError(f"tolerance = {shown(tolerance)}: a number of at least 0 is expected")
 
 
 def _check_reducer(reducer: object) -> None:
@@ -256,5 +256,5 @@ def _check_reducer(reducer: object) -> None:
 def _check_callbacks(callbacks: object) -> None:
     if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ArgumentError(
-            f"callbacks = {brief(callbacks)}: a sequence of functions is expected, callbacks=[function]"
+            f"callbacks = {shown(callbacks)}: a sequence of functions is expected, callbacks=[function]"
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import reprlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["Value", "evaluate"]
@@ -17,36 +17,6 @@ __all__ = ["Value", "evaluate"]
 Value: TypeAlias = Any
 """A number, an array of one number a point (for points that are given), or a function of the points. A function takes host
 points (n, d), and the outward normals (n, d) too if it has two arguments, and returns (n,) numbers."""
-
-
-class _Brief(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = _SHOWN
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        """An array as its class and shape, anything else in one line."""
-        try:
-            shape = getattr(x, "shape", None)
-        except Exception:  # a nested tensor has none, and raises
-            shape = None
-        if isinstance(shape, tuple) and shape and not isinstance(x, type):
-            return f"{type(x).__name__} of shape {tuple(shape)}"
-        return " ".join(super().repr_instance(x, level).split())
-
-
-_SHOWN = 80  # characters
-_BRIEF = _Brief()
-
-
-def brief(value: Any) -> str:
-    """A value as an error shows it: in one line, whatever it is.
-
-    >>> brief(np.zeros((300, 2))), brief("sobol"), brief(list(range(99)))
-    ('ndarray of shape (300, 2)', "'sobol'", '[0, 1, 2, 3, 4, 5, ...]')
-    """
-    found = _BRIEF.repr(value)
-    return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
 
 
 def evaluate(
@@ -75,7 +45,7 @@ def evaluate(
         numbers = numbers.astype(np.float64)
     if numbers.dtype.kind not in "iufc":
         raise DtypeError(
-            f"{origin} gave {numbers.dtype} ({brief(found)}): real or complex numbers are expected"
+            f"{origin} gave {numbers.dtype} ({shown(found)}): real or complex numbers are expected"
         )
     if numbers.ndim == 2 and numbers.shape == (n, 1):
         numbers = numbers[:, 0]
@@ -104,7 +74,7 @@ def reals(name: str, values: Any) -> np.ndarray:
     except ValueError as error:  # rows of unequal lengths
         raise ShapeError(f"{name}: {error}") from None
     if found.dtype.kind not in "iuf":
-        raise DtypeError(f"{name}: came {found.dtype} ({brief(values)}); real numbers are expected")
+        raise DtypeError(f"{name}: came {found.dtype} ({shown(values)}); real numbers are expected")
     return np.asarray(found, dtype=np.float64)
 
 
@@ -112,4 +82,4 @@ def check_positive(name: str, value: Any) -> None:
     """ArgumentError unless it is a finite number above 0."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
-        raise ArgumentError(f"{name} = {brief(value)}: it is a number above 0")
+        raise ArgumentError(f"{name} = {shown(value)}: it is a number above 0")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, Namespace, asked_dtype, device_of, library_of
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 from scanfield.pinn.fourier import check_count
@@ -20,7 +21,6 @@ from scanfield.pinn.kernels import Kernels
 from scanfield.pinn.memory import Buffers
 from scanfield.pinn.network import PRECISIONS, Network, from_host
 from scanfield.pinn.terms import PreparedTerms
-from scanfield.pinn.values import brief
 
 WRITABLE = ("numpy", "torch", "cupy")
 """Libraries whose arrays can be written."""
@@ -115,7 +115,7 @@ class Workspace:
         self.raw = check_count("raw", raw, 0)
         dtype = asked_dtype(dtype)
         if dtype not in PRECISIONS:
-            raise DtypeError(f"dtype: {brief(dtype)}; allowed are {' and '.join(PRECISIONS)}")
+            raise DtypeError(f"dtype: {shown(dtype)}; allowed are {' and '.join(PRECISIONS)}")
         probe = from_host(xp, numpy.zeros(1), dtype, device)
         library = library_of(probe, "xp")
         if library.name not in WRITABLE:

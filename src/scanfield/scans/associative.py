@@ -72,7 +72,7 @@ def associative_scan(
     elements = tuple(elements)
     if not elements:
         raise ArgumentError("elements: at least one array is needed, came none")
-    xp = check_same_library([(f"elements[{i}]", x) for i, x in enumerate(elements)]).namespace
+    xp = check_same_library([(f"elements[{i}]", x) for i, x in enumerate(elements)], peers=True).namespace
     sizes = []
     for i, x in enumerate(elements):
         if not -len(x.shape) <= axis < len(x.shape):

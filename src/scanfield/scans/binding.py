@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from scanfield.advice import class_of, shown
 from scanfield.dispatch import Record, registry
 from scanfield.errors import ArgumentError
 from scanfield.keywords import unknown_keyword
@@ -78,8 +79,15 @@ def record_of(op: Any) -> Record:
             "library's own differentiation (torch.autograd, jax.grad)"
         )
     if record is None:
-        raise ArgumentError(
-            f"op: {getattr(op, '__name__', op)!r} is no scan of scanfield; known are "
-            f"{', '.join(record.name for record in registry.operations())}"
+        known = [record.name for record in registry.operations()]
+        if isinstance(op, str) and op.rsplit(".", 1)[-1] in known:
+            raise ArgumentError(
+                f"op: {op!r} is a name; pass the function itself: scanfield.{op.rsplit('.', 1)[-1]}"
+            )
+        name = (
+            shown(getattr(op, "__name__", op))
+            if isinstance(op, str) or hasattr(op, "__name__")
+            else class_of(op)
         )
+        raise ArgumentError(f"op: {name} is no scan of scanfield; known are {', '.join(known)}")
     return cast(Record, record)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from scanfield import advice
 from scanfield.arrays import (
     COMPLEX,
     COMPLEX_OF,
@@ -93,9 +94,15 @@ class Canonical:
             elif not entry.optional:
                 raise ArgumentError(f"{entry.shown}: an array is needed, came None")
         present = [entry for entry in entries if entry.name in given]
-        library = check_same_library([(entry.shown, given[entry.name]) for entry in present])
+        library = check_same_library(
+            [(entry.shown, given[entry.name]) for entry in present],
+            peers=True,
+            shape_of=lambda name: _constant(name, entries, given, {**(known or {}), "sequence": sequences}),
+        )
         names = {
-            entry.name: check_floating(given[entry.name], entry.shown, complex_allowed=entry.complex_allowed)
+            entry.name: check_floating(
+                given[entry.name], entry.shown, complex_allowed=entry.complex_allowed, beside=given.values()
+            )
             for entry in present
         }
         xp = library.namespace
@@ -206,6 +213,27 @@ def _match(
     return xp.reshape(array, tuple(whole))
 
 
+def _constant(
+    name: str, entries: Sequence[_Entry], given: Mapping[str, Any], known: Mapping[str, int | None]
+) -> tuple[int, ...] | None:
+    """The smallest shape of an argument that is one number everywhere, by the sizes that the other arrays show."""
+    sizes = {axis: size for axis, size in known.items() if size is not None}
+    for entry in entries:
+        shape = advice.shape_of(given.get(entry.name)) or ()
+        axes = [axis for axis in entry.layouts.get(len(shape), ()) if axis is not None]
+        for axis, size in zip(axes, shape, strict=False):
+            if size != 1 or axis not in entry.tied:
+                sizes.setdefault(axis, size)
+    if "batch" in sizes:
+        sizes.setdefault("sequence", sizes["batch"])
+    wanted = next(entry for entry in entries if entry.shown == name)
+    for _, layout in sorted(wanted.layouts.items()):
+        found = tuple(1 if axis in wanted.tied else sizes.get(axis) for axis in layout if axis is not None)
+        if None not in found:
+            return found  # type: ignore[return-value]  # no None is left
+    return None
+
+
 def _allowed(layouts: Mapping[int, Layout]) -> str:
     return " or ".join(f"({_names(layout)})" for layout in layouts.values())
 
@@ -307,7 +335,7 @@ def cotangent(
     if array is None:
         return None
     first = next(iter(checked.given.items()))
-    check_same_library([first, (name, array)])
+    check_same_library([first, (name, array)], shape_of=lambda _: tuple(shape))
     check_floating(array, name, complex_allowed=complex_result)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: shape {tuple(array.shape)}, but the result has shape {tuple(shape)}")

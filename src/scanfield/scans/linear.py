@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from scanfield import advice
 from scanfield.arrays import (
     COMPLEX_OF,
     HALF,
@@ -132,19 +133,22 @@ def _flatten(
         ("b", b),
         *([("state" if step else "initial_state", state)] if state is not None else []),
     ]
-    xp = check_same_library(given).namespace
     lead = ("batch",) if step else ("batch", "time")
+    xp = check_same_library(
+        given, peers=True, shape_of=lambda name: _constant(name, a, b, sequences, len(lead))
+    ).namespace
     named = f"({', '.join(lead)}, ...)"
     for name, array in given[:2]:
         if len(array.shape) < len(lead):
+            other = len((b if name == "a" else a).shape)
             raise ShapeError(
                 f"{name}: shape {tuple(array.shape)} has {axes_text(len(array.shape))}; expected {named}"
-                f"{'' if step else add_axes(name, len(array.shape), 3)}"
+                f"{_raised(name, len(array.shape), len(lead), other)}"
             )
     if len(a.shape) != len(b.shape):
         raise ShapeError(
             f"a: shape {tuple(a.shape)} and b: shape {tuple(b.shape)} differ in rank; expected are two arrays "
-            f"{named} of one rank, each axis equal or 1: reshape one with axes of size 1"
+            f"{named} of one rank, each axis equal or 1: {_levelled(a.shape, b.shape)}"
         )
     for m, n in zip(a.shape, b.shape, strict=True):
         if m != n and 1 not in (m, n):
@@ -171,6 +175,38 @@ def _flatten(
             array = xp.reshape(array, (array.shape[0], 1 if step else array.shape[1], prod(own)))
         flat[name] = array
     return flat, (shape[0], 1 if step else shape[1]), lanes
+
+
+def _constant(name: str, a: Any, b: Any, sequences: int | None, lead: int) -> tuple[int, ...] | None:
+    """The shape of an argument that is one number everywhere: axes of size 1 beside a or b, the lanes of a state."""
+    shapes = [shape for array in (a, b) if len(shape := advice.shape_of(array) or ()) >= lead]
+    if name in ("a", "b"):
+        return (1,) * max([lead + 1, *map(len, shapes)] if not shapes else map(len, shapes))
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    whole = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    return (whole[0] if sequences is None else sequences, *whole[lead:])
+
+
+def _raised(name: str, axes: int, lead: int, other: int) -> str:
+    """The line that gives an array its batch and time, and as many axes as the other one has."""
+    wanted = other if other >= lead else lead + 1
+    if axes == 0:
+        return f"; the same everywhere: {name} = {name}[{'None, ' * wanted}...]"
+    return add_axes(name, axes, wanted) if lead == 2 else ""
+
+
+def _levelled(a: Sequence[int], b: Sequence[int]) -> str:
+    """The line by which the array of lower rank gets the axes that it lacks: lanes behind, or else those in front."""
+    name, low, high = ("a", a, b) if len(a) < len(b) else ("b", b, a)
+    more = len(high) - len(low)
+    for shape, line in (
+        ((*low, *(1,) * more), f"{name} = {name}[...{', None' * more}]"),
+        (((1,) * more + tuple(low)), f"{name} = {name}[{'None, ' * more}...]"),
+    ):
+        if all(m == n or 1 in (m, n) for m, n in zip(shape, high, strict=True)):
+            return line
+    return "reshape one with axes of size 1"
 
 
 def _shape(array: Any) -> tuple[int, ...]:

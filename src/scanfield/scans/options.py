@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.errors import ArgumentError, DtypeError
 
 DEFAULT_CHUNK = 64
@@ -17,14 +18,14 @@ def check_chunk_size(value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
-        raise ArgumentError(f"chunk_size: {value!r}; allowed is an integer of at least 1, or None")
+        raise ArgumentError(f"chunk_size: {shown(value)}; allowed is an integer of at least 1, or None")
     return int(value)
 
 
 def check_flag(value: Any, name: str) -> bool:
     """A Python or NumPy boolean."""
     if not isinstance(value, bool | numpy.bool_):
-        raise ArgumentError(f"{name}: {value!r}; allowed are True and False")
+        raise ArgumentError(f"{name}: {shown(value)}; allowed are True and False")
     return bool(value)
 
 

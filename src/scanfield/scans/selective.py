@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, cast, is_complex
 from scanfield.dispatch import Input, Operation, Option, Prepared
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
@@ -109,7 +110,9 @@ def check_limits(value: Any, name: str) -> tuple[float, float]:
     if value is None:
         return -inf, inf
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ArgumentError(f"{name}: {value!r}; allowed is a pair (lowest, highest) of numbers, or None")
+        raise ArgumentError(
+            f"{name}: {shown(value)}; allowed is a pair (lowest, highest) of numbers, or None"
+        )
     low, high = (check_number(limit, name) for limit in value)
     if not low <= high:
         raise ArgumentError(f"{name}: ({low}, {high}); the lowest must not exceed the highest")

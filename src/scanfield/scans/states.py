@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from scanfield.advice import shown
 from scanfield.arrays import Array, library_of
 from scanfield.dispatch import Call, Operation, Prepared, operation_of, registry
 from scanfield.errors import ArgumentError, DtypeError, ShapeError
@@ -157,7 +158,7 @@ def boundaries(
     if isinstance(states_at, str):
         if states_at != "chunks":
             raise ArgumentError(
-                f"states_at: {states_at!r}; allowed are 'chunks' and a sequence of boundaries"
+                f"states_at: {shown(states_at)}; allowed are 'chunks' and a sequence of boundaries"
             )
         size = chunk_size or DEFAULT_CHUNK
         walked = [cut for first, last in itertools.pairwise(starts) for cut in range(first, last, size)]
@@ -171,7 +172,7 @@ def boundaries(
     cuts = []
     for value in states_at:
         if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
-            raise DtypeError(f"states_at: expected integers, came {type(value).__name__} ({value!r})")
+            raise DtypeError(f"states_at: expected integers, came {type(value).__name__} ({shown(value)})")
         if not 0 <= value <= time:
             raise ShapeError(f"states_at: boundary {value} lies outside 0..{time}")
         cuts.append(int(value))
