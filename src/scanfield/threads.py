@@ -39,8 +39,8 @@ def set_num_threads(count: SupportsIndex | None) -> None:
     Notes
     -----
     Compiled implementations follow it (``numpy.numba``); no result depends on it, bit for bit. A small call stays in
-    the caller's thread. More threads than CPUs are started as asked and share them: no call is faster for it, most are
-    slower. The array libraries' own threads (BLAS, PyTorch, JAX) have settings of their own.
+    the caller's thread. More threads than CPUs are started as asked and take turns on them, which
+    gains nothing. The array libraries' own threads (BLAS, PyTorch, JAX) have settings of their own.
 
     Examples
     --------
