@@ -124,7 +124,14 @@ def test_f042_torch_and_numpy_do_not_mix(library):
     says(refused, "initial_state", "numpy", "torch", "initial_state = torch.as_tensor(initial_state")
     with pytest.raises(scanfield.BackendError) as refused:
         scanfield.gdn2(**drawn.inputs(), initial_state=library.array(drawn.state))
-    says(refused, "initial_state", "numpy", "torch", "initial_state = initial_state.")
+    says(
+        refused,
+        "initial_state",
+        "numpy",
+        "torch",
+        "query = torch.as_tensor(query",
+        "write = torch.as_tensor(write",
+    )
 
 
 @pytest.mark.backend("jax")
@@ -134,7 +141,7 @@ def test_f042_jax_and_numpy_do_not_mix(library):
         with pytest.raises(scanfield.BackendError) as refused:
             scanfield.linear_scan(a, b)
         assert isinstance(refused.value, TypeError)
-        says(refused, "jax", "numpy", "b = ")
+        says(refused, "jax", "numpy", " = jax.numpy.asarray(")
 
 
 @pytest.mark.backend("numpy")

@@ -69,7 +69,7 @@ class Operation:
     diagonal: Callable[[Call], bool] = lambda call: True
     """Whether the map of the state over this call's tokens is elementwise."""
     notes: tuple[str, ...] = ()
-    """Limits of the generic forms, each behind the form's name: what ``explain`` tells of a form that runs."""
+    """Limits of the generic forms that ``explain`` tells, each behind the form's name."""
     function: str = ""
     output: str = ""
     """The canonical axes of the output. Along one that the state has too nothing meets: it may be cut anywhere."""

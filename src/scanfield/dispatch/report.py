@@ -104,15 +104,15 @@ def explain_call(call: Call, method: str | None = None, notes: Sequence[str] = (
     found = registry.select(call, "forward", method).implementation
     run = {forced, *(verdict.candidate for verdict in verdicts if verdict.taken)}
     run |= {form} if getattr(found, "generic_form", False) else set()
-    # A limit of a form that does not run is no news.
-    limits = [note for note in notes if (of := note.split(maxsplit=1)[0]) in run or of not in _names(row)]
+    # Limits of all forms: who forces one by its name wants to know before.
+    forms = {entry.name for entry in row.generic.values()}
+    limits = [
+        note if (of := note.split(maxsplit=1)[0]) in run or of not in forms else f"(Not run here: {note})"
+        for note in notes
+    ]
     tell = getattr(found, "notes", None)
     told = (*limits, *(tell(call) if tell is not None else ()))
     return Explanation(operation.name, library, key[2], call.compute, tuple(verdicts), told)
-
-
-def _names(row: registry.Row) -> set[str]:
-    return {entry.name for entry in row.generic.values()}
 
 
 def _reason(
