@@ -262,11 +262,11 @@ def recurrence(
         frame = compat._hooked.Frame()
 
         def on_scanfield() -> Any:
-            compat._hooked.enter(frame)
+            compat._hooked.frames.enter(frame, None)
             try:
                 return fast()
             finally:
-                compat._hooked.leave()
+                compat._hooked.frames.leave()
 
         checked(on_scanfield(), slow(), work, 2e-4)
         ms = timed({"ours": on_scanfield, "slow": slow}, quick)

@@ -249,11 +249,6 @@ def test_parameters_of_a_gate_that_is_not_asked_for_are_refused(name):
     for word, value in ({"A_log": np.zeros(VH), "dt_bias": np.zeros(VH)} | bound).items():
         with pytest.raises(scanfield.ArgumentError, match=f"^{word}: .*use_gate_in_kernel=False"):
             function(**given, **{word: value})
-    if name == "fused_recurrent_gated_delta_rule":
-        del given["beta"]
-        for word in ("use_beta_sigmoid_in_kernel", "allow_neg_eigval"):
-            with pytest.raises(scanfield.ArgumentError, match=f"^beta: None, which is 1; {word}=True"):
-                function(**given, **{word: True})
 
 
 @pytest.mark.parametrize(

@@ -160,13 +160,8 @@ def _beta(
 ) -> Array:
     """beta checked and ready, a head or a value channel each; ones if absent."""
     if beta is None:
-        for name, given in (
-            ("use_beta_sigmoid_in_kernel", beta_sigmoid),
-            ("allow_neg_eigval", allow_neg_eigval),
-        ):
-            if given:
-                raise ArgumentError(f"beta: None, which is 1; {name}=True needs the logit")
         beta = xp.ones_like(v[..., 0])
+        beta_sigmoid, allow_neg_eigval = False, False
     batch, time, vheads, width = v.shape
     value = {"V": width} if len(beta.shape) == 4 else {}
     _rule.check_gate_shape(beta, "beta", batch=batch, time=time, vheads=vheads, **value)
