@@ -11,6 +11,7 @@ from arrays import Library
 from checks import followed
 
 from scanfield import layers
+from scanfield.arrays import device_of
 from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, StateError
 
 X, WEIGHT, BIAS = np.ones((2, 5, 3)), np.ones((3, 4)), np.zeros(3)
@@ -183,9 +184,11 @@ def test_integers_of_numpy_are_sizes():
 
 
 def test_an_error_inside_says_in_which_layer(library: Library):
-    model = layers.LanguageModel(11, 4, [layers.MambaBlock(4), layers.MambaBlock(2)]).init(0, library.xp)
+    tokens = library.array(np.array([[1, 5, 3]]))
+    model = layers.LanguageModel(11, 4, [layers.MambaBlock(4), layers.MambaBlock(2)])
+    model.init(0, library.xp, device=device_of(tokens))
     with pytest.raises(ShapeError, match="the last axis must have size 2") as told:
-        model(library.array(np.array([[1, 5, 3]])))
+        model(tokens)
     assert told.value.__notes__ == ["in layer 'layers.1.mixer.in_proj', a Linear"]
 
 
