@@ -19,7 +19,7 @@ import numpy
 
 from scanfield import refusals
 from scanfield.advice import Like, floating, shown
-from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError, StateError
+from scanfield.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, StateError
 from scanfield.refusals import Beside
 from scanfield.tracing import constant_for_compilers
 
@@ -241,7 +241,7 @@ def device_of(array: Array) -> Any:
     if library in ("numpy", "dask"):
         return "cpu"
     device = getattr(array, "device", None)
-    # A sharding says how this array's axes are spread, and not where another one belongs.
+    # A sharding (see ``_are_apart``) says how this array's axes are spread, and not where another one belongs.
     return None if library == "jax" and not hasattr(device, "platform") else device
 
 
@@ -319,7 +319,20 @@ def check_same_library(
             place = device_of(array)
             if place != device and place is not None and device is not None:
                 raise refusals.apart(Beside(arrays, peers, held, tokens, shape_of, _described), name, array)
+            if (place is None or device is None) and library.name == "jax" and _are_apart(first, array):
+                raise DeviceError(
+                    f"{name} and {first_name} lie on different sets of devices; nothing is copied between devices silently: "
+                    "jax.device_put with a sharding over the same mesh brings both to one"
+                )
     return library
+
+
+def _are_apart(one: Array, other: Array) -> bool:
+    """Whether two JAX arrays are bound to different sets of devices; a tracer, or one that nobody has placed, is not."""
+    tracer = sys.modules["jax"].core.Tracer
+    if any(isinstance(x, tracer) or not getattr(x, "committed", True) for x in (one, other)):
+        return False
+    return bool(one.sharding.device_set != other.sharding.device_set)
 
 
 # Libraries whose arrays know their sizes, always.

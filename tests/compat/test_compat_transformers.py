@@ -443,3 +443,14 @@ def test_one_token_in_fewer_operations():
             draw(5, 4),
         )
     assert len(called) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile says of transformers' own lines
+def test_layers_compiled_one_by_one():
+    """With ``fullgraph``: nothing in a hook may ask for what torch.compile does not trace."""
+    model, ids = build("mamba", num_hidden_layers=1), tokens(6, batch=1)
+    with torch.no_grad(), accelerate(model):
+        want = logits(model(ids, use_cache=False))
+        for block in model.backbone.layers:
+            block.compile(backend="eager", fullgraph=True)
+        assert off(logits(model(ids, use_cache=False)), want) <= 1e-5

@@ -258,6 +258,14 @@ for kind in (AxisType.Auto, AxisType.Explicit):
     u, A = spread[0][:, :, 0], -jnp.ones((4, 2))
     B = jax.device_put(draw(2, 20, 2), NamedSharding(mesh, P("data")))
     assert jax.jit(scanfield.selective_scan)(u, u, A, B, B).output.shape == u.shape
+far = jax.device_put(a, jax.devices()[1])
+near = jax.device_put(a, NamedSharding(jax.make_mesh((1,), ("data",)), P()))
+for one, other in ((jax.device_put(a, NamedSharding(mesh, P("data"))), far), (far, near)):
+    try:
+        scanfield.linear_scan(one, other)
+    except scanfield.DeviceError:
+        continue
+    raise AssertionError("taken")
 print("alike")
 """
 

@@ -346,6 +346,7 @@ def test_a_source_of_any_size_sets_the_scale_where_no_value_does():
     [
         (1e6, {"boundary": pinn.Dirichlet(3.0)}, 1e5),  # beside what the source drives the value is nothing
         (1e6, {"data": pinn.Data([[0.5]], [3.0])}, 3.0),  # what was measured is the field
+        (1e6, {"data": pinn.Data([[0.5]], [1e-16])}, 1e5),  # unless it is rounding
         (1.0, {"boundary": pinn.Dirichlet(3.0)}, 3.0),
         (lambda x: 1e6 * np.sin(100 * np.pi * x[:, 0]), {}, 10.0),  # 1e6 / (100 pi)^2
         (lambda x: 1e6 * (x[:, 0] < 0.5), {}, 1e5),  # an edge is no wave

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import pickle
 
@@ -129,3 +130,14 @@ def test_bad_input_is_named():
             call()
     with pytest.raises(ShapeError, match=r"\(n, 1\)"):
         solutions.plane_wave(1.0)(np.zeros((3, 2)))
+
+
+def test_a_solution_that_was_changed_is_pickled_as_it_is():
+    wave = solutions.plane_wave(2.0)
+    own = dataclasses.replace(wave, name="mine", value=np.cos)
+    again = pickle.loads(pickle.dumps(own))
+    assert (again.name, again.value) == ("mine", np.cos)
+    x = np.array([[0.25]])
+    np.testing.assert_array_equal(again.gradient(x), wave.gradient(x))
+    assert copy.copy(wave) == copy.deepcopy(wave) == wave and len({wave, copy.copy(wave), own}) == 2
+    assert dataclasses.asdict(wave)["value"](x) == wave(x)

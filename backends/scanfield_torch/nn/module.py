@@ -54,7 +54,8 @@ class Module(torch.nn.Module):
     A module that is given to another one, as a mixer to a ``LanguageModel``, hands over its parameters themselves.
     ``device`` and ``dtype`` of the outer one convert them in place; its ``seed`` or ``scheme`` draws them anew, so that
     the whole has the numbers of the layer's ``init``. What has numbers of its own keeps them: a module made with a seed
-    or scheme, or of a layer that had arrays, or changed since (trained, loaded, set).
+    or scheme, or of a layer that had arrays, or changed since (trained, loaded, set). All of this is seen wherever else the
+    module stands, in an earlier model too.
 
     Examples
     --------

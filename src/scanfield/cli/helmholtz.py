@@ -11,6 +11,7 @@ What a file may say: docs/pinn.md, "A problem file of your own", or start from o
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import sys
@@ -158,6 +159,23 @@ def _check_writable(path: Path | None) -> None:
         path.resolve().unlink()
 
 
+def _replace(output: Path, content: memoryview) -> None:
+    """A file is replaced when the new one is whole, the one that a link points at too; a device is written into.
+
+    So is a file beside which no other one can be made.
+    """
+    try:
+        if not output.exists() or output.is_file():
+            with tensorfile.whole_file(output.resolve()) as file:
+                file.write(content)
+            return
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG):
+            raise
+    with output.open("wb") as file:
+        file.write(content)
+
+
 def _write(problem: Any, fit: Any, output: Path | None, plot: Path | None) -> None:
     from scanfield.pinn.fit import evaluation_grid, relative_error
 
@@ -170,10 +188,7 @@ def _write(problem: Any, fit: Any, output: Path | None, plot: Path | None) -> No
     else:
         packed = io.BytesIO()
         np.savez(packed, **found)
-        # A device is written into; a file is replaced when the new one is whole, the one that a link points at too.
-        special = output.exists() and not output.is_file()
-        with output.open("wb") if special else tensorfile.whole_file(output.resolve()) as file:
-            file.write(packed.getbuffer())
+        _replace(output, packed.getbuffer())
         print(f"field written to {output}")
     if plot is not None:
         fit.plot(plot, problem.exact)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
+import numpy
+
 from scanfield.advice import shown
 from scanfield.arrays import (
     Array,
@@ -87,7 +89,7 @@ class Layer(Parametrised, ABC):
 
     def step(self, x: Array, state: State | None = None) -> LayerResult:
         """One token: x (batch, width), or (batch,) integers; the output has no time axis either."""
-        if isinstance(x, int | float | list | tuple):  # refused with what the parameters say
+        if isinstance(x, int | float | numpy.generic | list | tuple):  # refused with what the parameters say
             self.start(x, state, None)
         xp = library_of(x, "x").namespace
         check_token(x, self.tokens)

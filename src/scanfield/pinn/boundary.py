@@ -126,7 +126,8 @@ class Condition:
         solution = value if isinstance(value, Solution) else getattr(value, "__self__", None)
         if not isinstance(solution, Solution):
             return
-        came = "values" if value is solution else str(getattr(value, "__name__", ""))
+        came = str(getattr(value, "__name__", ""))
+        came = "values" if value is solution or came == "__call__" else came
         if came == "values" and kind == "Robin":
             raise ArgumentError(
                 f"value is the field of the solution {solution.name!r}, and {kind} takes d_n u + c u: "

@@ -247,7 +247,7 @@ class Network:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the namespace, which is a module: the parameters say which one it is."""
-        return _remade, (self.parameters, self.embedding, self.activation)
+        return _remade, (type(self), self.parameters, self.embedding, self.activation)
 
     def __repr__(self) -> str:
         # Without hidden layers there is nothing that an activation acts on.
@@ -258,8 +258,10 @@ class Network:
         )
 
 
-def _remade(parameters: dict[str, Array], embedding: Embedding, activation: str) -> Network:
-    return Network(parameters, embedding=embedding, activation=activation)
+def _remade(
+    kind: type[Network], parameters: dict[str, Array], embedding: Embedding, activation: str
+) -> Network:
+    return kind(parameters, embedding=embedding, activation=activation)
 
 
 def _names(layers: int, trainable: bool) -> list[str]:

@@ -55,7 +55,10 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _FASTEST = 1e60  # what is squared twice stays finite
-_BESIDE = 1e-2  # of the driven field: values below it do not set its scale
+_BESIDE, _ROUNDING = (
+    1e-2,
+    1e-8,
+)  # of the driven field: values, and measured ones, below it do not set its scale
 _SQUARES = 1e-150, 1e150  # what is squared, and divided by the square, stays a float
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 
@@ -229,9 +232,10 @@ class Helmholtz:
         if asked is not None and not asked and found_complex:
             raise ArgumentError("complex_field = False: a wavenumber, source, condition or value is complex")
         self.complex_field = bool(found_complex if asked is None else asked)
-        # Values say how large the field is, unless a source drives one beside which they are nothing; data always do.
-        driven = 0.0 if measured_size else scales.driven(self, probe, f)
-        self.field_scale = size if size > max(_BESIDE * driven, 1 / _FASTEST) else driven or 1.0
+        # Values say how large the field is, unless a source drives one beside which they are nothing, or, of data, rounding.
+        driven = scales.driven(self, probe, f)
+        beside = _ROUNDING if measured_size else _BESIDE
+        self.field_scale = size if size > max(beside * driven, 1 / _FASTEST) else driven or 1.0
         if scale is not None:
             check_positive("field_scale", scale)
             self.field_scale = float(scale)

@@ -70,17 +70,40 @@ class Solution:
         return np.asarray(self.normal(x, normals) - 1j * k * self(x))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the call that made it, where that is known."""
-        return super().__reduce_ex__(protocol) if self.recipe is None else (_again, (self.recipe,))
+        """By the call that made it, where that is known and nothing has been replaced since."""
+        return (_again, (self.recipe,)) if self._is_as_made() else super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Solution:
+        return self  # nothing in it changes
+
+    def __deepcopy__(self, memory: Any) -> Solution:
+        return self
+
+    def _is_as_made(self) -> bool:
+        if self.recipe is None:
+            return False
+        made = _again(self.recipe)
+        for name in ("name", "dimensions", *_FUNCTIONS):
+            own, other = getattr(self, name), getattr(made, name)
+            if isinstance(other, _Part):
+                if not (isinstance(own, _Part) and own.recipe is self.recipe and own.name == name):
+                    return False
+            elif own != other:
+                return False
+        return True
 
 
-@dataclass(frozen=True)
+_FUNCTIONS = ("wavenumber", "value", "gradient", "source")
+
+
 class _Part:
     """A function of a solution, which knows whose it is."""
 
-    function: Function
-    recipe: Recipe
-    name: str
+    def __init__(self, function: Function, recipe: Recipe, name: str) -> None:
+        self.function, self.recipe, self.name = function, recipe, name
+
+    def __deepcopy__(self, memory: Any) -> _Part:
+        return self
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         return self.function(x)
@@ -98,7 +121,7 @@ def remembered(make: Callable[P, Solution]) -> Callable[P, Solution]:
         recipe = Recipe(make.__module__, make.__name__, args, keywords)
         parts: dict[str, Any] = {
             name: _Part(value, recipe, name)
-            for name in ("wavenumber", "value", "gradient", "source")
+            for name in _FUNCTIONS
             if callable(value := getattr(solution, name))
         }
         return replace(solution, recipe=recipe, **parts)
