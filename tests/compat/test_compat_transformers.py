@@ -445,6 +445,9 @@ def test_one_token_in_fewer_operations():
     assert len(called) == 2
 
 
+@pytest.mark.skipif(
+    bool(OLDER), reason="layers of older versions are copied for a prompt, which is not traced"
+)
 @pytest.mark.filterwarnings("ignore")  # what torch.compile says of transformers' own lines
 def test_layers_compiled_one_by_one():
     """With ``fullgraph``: nothing in a hook may ask for what torch.compile does not trace."""
