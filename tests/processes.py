@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# torch.compile says it of that release of Python alone (see pyproject.toml too).
+SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"
 
 
 def python(
@@ -30,7 +32,16 @@ def python(
         if not name.startswith("SCANFIELD_") or name == "SCANFIELD_CACHE_DIR"
     }
     finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            SLOW_GUARDS,
+            "-c",
+            textwrap.dedent(script),
+            *map(str, arguments),
+        ],
         env=clean | {"PYTHONPATH": seen} | environment,
         capture_output=True,
         text=True,

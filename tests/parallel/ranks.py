@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# What torch.compile says of that release of Python alone is no error.
+WARNINGS = "error::RuntimeWarning,ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"
 PATIENCE = 240.0  # seconds for one job; a rank that takes longer is killed, and the test fails
 
 
@@ -30,7 +32,7 @@ class Ranks:
     def __init__(self, module: str, size: int) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="scanfield-ranks-")
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::RuntimeWarning"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": WARNINGS}
         self._processes = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "ranks.py"), module, str(rank), str(size), self._folder.name],
