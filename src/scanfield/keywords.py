@@ -88,5 +88,5 @@ C = TypeVar("C", bound=type)
 
 def advised_class(cls: C) -> C:
     """A class whose construction answers arguments that do not fit with ArgumentError."""
-    cls.__init__ = advised(cls.__init__)  # type: ignore[misc]  # a dataclass's own too
+    cls.__init__ = advised(cls.__init__)  # type: ignore[misc]  # a class's __init__ and not a subclass's is meant
     return cls

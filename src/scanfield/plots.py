@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scanfield.advice import class_of
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError, BackendError, DtypeError, ShapeError
 
@@ -100,7 +101,7 @@ def _per_token(R: Array) -> np.ndarray:
         values = np.asarray(R)
     except (TypeError, RuntimeError) as error:
         raise ArgumentError(
-            f"R is a {type(R).__module__}.{type(R).__qualname__} that NumPy cannot read ({error}); "
+            f"R is a {class_of(R)} that NumPy cannot read ({error}); "
             f"pass it as a host array: cupy.asnumpy(R), R.detach().cpu()"
         ) from None
     if values.dtype.kind not in "fiu":

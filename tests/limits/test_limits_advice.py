@@ -300,7 +300,7 @@ class Own(layers.Layer):
 
     def __init__(self, depth: int, width: int, **more: int) -> None:
         super().__init__(carries=more.get("carries", ()))
-        len(width)  # type: ignore[arg-type]  # a mistake of its author's
+        len(width)  # a mistake of its author's
 
     def define(self, run: Any, x: Any) -> Any:
         return x

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from scanfield.advice import class_of
 from scanfield.arrays import copy
 from scanfield.compat import _arrays, _hooked, _older
 from scanfield.compat._models import MODELS, Mixer, kind_of, mixer_of, module_of
@@ -79,9 +80,7 @@ def accelerate(model: Any) -> Acceleration:
             model.generate(input_ids, max_new_tokens=64)
     """
     if not callable(getattr(model, "modules", None)) or not hasattr(model, "register_forward_pre_hook"):
-        raise ArgumentError(
-            f"model: expected a torch module, came {type(model).__module__}.{type(model).__qualname__}"
-        )
+        raise ArgumentError(f"model: expected a torch module, came {class_of(model)}")
     if isinstance(model, type):
         raise ArgumentError(
             f"model: {model.__name__} is a class; pass an instance: {model.__name__}(config), or from_pretrained(...)"

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scanfield.advice import class_of
 from scanfield.arrays import Array
 from scanfield.errors import ArgumentError
 
@@ -117,8 +118,7 @@ def explain(
             )
             return found
     raise ArgumentError(
-        f"model: {type(model).__module__}.{type(model).__qualname__}; allowed are language models of "
-        f"{', '.join(sorted(_EXPLAINERS))}"
+        f"model: {class_of(model)}; allowed are language models of {', '.join(sorted(_EXPLAINERS))}"
     )
 
 

@@ -249,5 +249,9 @@ class Interface(Condition):
         super().__post_init__()
         if self.where is not None:
             raise ArgumentError(f"where = {shown(self.where)}: an interface holds on the rim of its region")
+        ratio: object = self.ratio
+        number = isinstance(ratio, int | float | np.integer | np.floating) and not isinstance(ratio, bool)
+        if not number or not math.isfinite(self.ratio) or self.ratio == 0:
+            raise ArgumentError(f"ratio = {shown(ratio)}: a finite number other than 0 is expected")
         if self.region.given:
             raise ArgumentError("region: a PointSet has no rim; give an Interval, Box, Disk or Ball")

@@ -55,10 +55,8 @@ __all__ = ["Data", "Helmholtz", "Sample"]
 PDE = assembly.PDE
 _PROBE = 512  # points at which sizes are looked at
 _FASTEST = 1e60  # what is squared twice stays finite
-_BESIDE, _ROUNDING = (
-    1e-2,
-    1e-8,
-)  # of the driven field: values, and measured ones, below it do not set its scale
+_BESIDE = 1e-2  # of the driven field: values below it do not set its scale
+_ROUNDING = 1e-8  # the same for measured values
 _SQUARES = 1e-150, 1e150  # what is squared, and divided by the square, stays a float
 _HELD_OUT = 1_000_003  # a stream of seeds that no cycle of training uses
 

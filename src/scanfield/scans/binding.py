@@ -84,10 +84,7 @@ def record_of(op: Any) -> Record:
             raise ArgumentError(
                 f"op: {op!r} is a name; pass the function itself: scanfield.{op.rsplit('.', 1)[-1]}"
             )
-        name = (
-            shown(getattr(op, "__name__", op))
-            if isinstance(op, str) or hasattr(op, "__name__")
-            else class_of(op)
-        )
-        raise ArgumentError(f"op: {name} is no scan of scanfield; known are {', '.join(known)}")
+        name = op if isinstance(op, str) else getattr(op, "__name__", None)
+        told = class_of(op) if name is None else shown(name)
+        raise ArgumentError(f"op: {told} is no scan of scanfield; known are {', '.join(known)}")
     return cast(Record, record)

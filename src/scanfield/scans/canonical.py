@@ -228,9 +228,9 @@ def _constant(
         sizes.setdefault("sequence", sizes["batch"])
     wanted = next(entry for entry in entries if entry.shown == name)
     for _, layout in sorted(wanted.layouts.items()):
-        found = tuple(1 if axis in wanted.tied else sizes.get(axis) for axis in layout if axis is not None)
-        if None not in found:
-            return found  # type: ignore[return-value]  # no None is left
+        axes = [axis for axis in layout if axis is not None]
+        if all(axis in wanted.tied or axis in sizes for axis in axes):
+            return tuple(1 if axis in wanted.tied else sizes[axis] for axis in axes)
     return None
 
 

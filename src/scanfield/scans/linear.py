@@ -181,7 +181,7 @@ def _constant(name: str, a: Any, b: Any, sequences: int | None, lead: int) -> tu
     """The shape of an argument that is one number everywhere: axes of size 1 beside a or b, the lanes of a state."""
     shapes = [shape for array in (a, b) if len(shape := advice.shape_of(array) or ()) >= lead]
     if name in ("a", "b"):
-        return (1,) * max([lead + 1, *map(len, shapes)] if not shapes else map(len, shapes))
+        return (1,) * max(map(len, shapes), default=lead + 1)
     if len({len(shape) for shape in shapes}) != 1:
         return None
     whole = [max(sizes) for sizes in zip(*shapes, strict=True)]

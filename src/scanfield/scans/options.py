@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from scanfield.advice import shown
+from scanfield.advice import class_of, shown
 from scanfield.errors import ArgumentError, DtypeError
 
 DEFAULT_CHUNK = 64
@@ -34,10 +34,7 @@ def check_number(value: Any, name: str) -> float:
     if isinstance(value, bool | numpy.bool_) or not isinstance(
         value, int | float | numpy.integer | numpy.floating
     ):
-        raise DtypeError(
-            f"{name}: expected a Python number, came {type(value).__module__}.{type(value).__qualname__}; "
-            f"{name} = float({name})"
-        )
+        raise DtypeError(f"{name}: expected a Python number, came {class_of(value)}; {name} = float({name})")
     try:
         return float(value)
     except OverflowError:
